@@ -1,0 +1,104 @@
+"""From a command line to verl's config: short forms, composition, and errors that a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipes.errors import ConfigError
+
+CONFIG_MODULE = "recipes.config"
+CONFIG_NAME = "train"
+GROUPS = ("algorithm", "backend", "model", "task")
+_CONFIG_DIR = Path(__file__).parent / "config"
+
+
+def choices(group: str) -> list[str]:
+    """Names of the presets of a config group."""
+    return sorted(path.stem for path in (_CONFIG_DIR / group).glob("*.yaml"))
+
+
+def expand_short_forms(arguments: Sequence[str]) -> list[str]:
+    """``model=PATH`` and ``task=FILE.parquet`` written out; everything else as it is."""
+    expanded: list[str] = []
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
+        if separator and key == "model" and value not in choices("model") and ("/" in value or Path(value).exists()):
+            expanded += ["model=hf", f"model.path={value}"]
+        elif separator and key == "task" and value.endswith(".parquet"):
+            expanded += ["task=parquet", f"task.train_file={value}"]
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the config of a run; ``cfg.choices`` holds the chosen preset of each group.
+
+    Raises:
+        ConfigError: an unknown key or preset, or an override that cannot be parsed.
+    """
+    overrides = expand_short_forms(overrides)
+    GlobalHydra.instance().clear()
+    with initialize_config_module(CONFIG_MODULE, version_base=None):
+        try:
+            full = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explain(error, overrides) from error
+    chosen = {group: full.hydra.runtime.choices[group] for group in GROUPS}
+    OmegaConf.set_struct(full, False)
+    full.pop("hydra")
+    full.choices = chosen
+    OmegaConf.set_struct(full, True)
+    return full
+
+
+def _keys(config: object, prefix: str = "") -> list[str]:
+    if not isinstance(config, dict):
+        return []
+    found: list[str] = []
+    for key, value in config.items():
+        found.append(f"{prefix}{key}")
+        found += _keys(value, f"{prefix}{key}.")
+    return found
+
+
+def _closest(name: str, names: list[str]) -> list[str]:
+    """Settings that the user may have meant: similar as a whole, or with the same last part."""
+    last = name.rsplit(".", 1)[-1]
+    same_end = sorted((key for key in names if key.rsplit(".", 1)[-1] == last), key=len)
+    similar_end = difflib.get_close_matches(last, sorted({key.rsplit(".", 1)[-1] for key in names}), n=1, cutoff=0.8)
+    by_end = same_end or sorted((key for key in names if key.rsplit(".", 1)[-1] in similar_end), key=len)
+    return list(dict.fromkeys(difflib.get_close_matches(name, names, n=2, cutoff=0.8) + by_end))[:3]
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """A :class:`ConfigError` for what Hydra or OmegaConf said of ``overrides``."""
+    text = str(error)
+    if isinstance(error, MissingConfigException):
+        match = re.search(r"Could not find '(\w+)/([^']+)'", text)
+        if match and match[1] in GROUPS:
+            names = ", ".join(choices(match[1]))
+            return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")
+    match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text)
+    if match is None:
+        match = re.search(r"Key '([^']+)' (?:is not in struct|not in)", text)
+    if isinstance(error, ConfigCompositionException | OmegaConfBaseException) and match:
+        key = match[1].lstrip("+")
+        value = next((item.partition("=")[2] for item in overrides if item.lstrip("+~").startswith(f"{key}=")), "")
+        with initialize_config_module(CONFIG_MODULE, version_base=None):
+            known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME)))
+        close = _closest(key, known)
+        meant = f"did you mean {' or '.join(close)}? " if close else ""
+        return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new verl setting")
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return ConfigError("command line", " ".join(overrides), first, "write KEY=VALUE, quote values with spaces or commas")

@@ -1,0 +1,54 @@
+"""The settings of verl that follow from the recipe's own, written into the composed config."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+NO_DUAL_CLIP = 1.0e9
+"""verl has no switch for the dual clip; a bound that no ratio reaches is none."""
+
+
+def default_run_dir(cfg: DictConfig) -> Path:
+    name = f"{cfg.choices.algorithm}-{cfg.choices.task}-{cfg.choices.model}-seed{cfg.seed}"
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _fill(cfg: DictConfig, key: str, value: object) -> None:
+    """Set ``key`` unless the user has (a setting that the recipe leaves open is ``???``)."""
+    if OmegaConf.is_missing(*_parent(cfg, key)):
+        OmegaConf.update(cfg, key, value)
+
+
+def _parent(cfg: DictConfig, key: str) -> tuple[DictConfig, str]:
+    parent, _, name = key.rpartition(".")
+    return (OmegaConf.select(cfg, parent) if parent else cfg), name
+
+
+def derive(cfg: DictConfig) -> DictConfig:
+    """Fill in what follows from other settings; returns ``cfg``.
+
+    - ``run_dir``: absolute, with a default name.
+    - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
+      ``parameter_sync_step * ppo_mini_batch_size``.
+    - ``actor.clip_ratio_c``: from ``dual_clip``.
+    - ``rollout.max_model_len``: prompt plus response.
+    - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
+    """
+    run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
+    actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
+    with open_dict(cfg):
+        cfg.run_dir = str(run_dir)
+        cfg.cache_dir = str(Path(cfg.cache_dir).absolute())
+        cfg.sat_verl.run_dir = str(run_dir)
+        cfg.trainer.experiment_name = run_dir.name
+        window = cfg.trainer.v1.separate_async.parameter_sync_step
+        _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
+        _fill(cfg, "actor_rollout_ref.actor.clip_ratio_c", NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip)
+        if rollout.max_model_len is None:
+            rollout.max_model_len = cfg.data.max_prompt_length + cfg.data.max_response_length
+        if cfg.backend.name == "cpu":
+            _fill(cfg, "ray_kwargs.ray_init.num_gpus", cfg.trainer_ranks + cfg.rollout_replicas)
+    return cfg

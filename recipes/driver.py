@@ -1,0 +1,25 @@
+"""The process that runs verl for one run folder: ``python -m recipes.driver RUN_DIR RUNTIME_DIR`` (started by the launcher)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+
+def main(run_dir: Path, runtime_dir: Path) -> None:
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+    config = OmegaConf.load(run_dir / "config.yaml")
+    if config.ray_kwargs.ray_init.get("address") == "local":
+        config.ray_kwargs.ray_init._temp_dir = str(runtime_dir / "r")
+    try:
+        run_ppo(config, task_runner_class=TaskRunnerV1)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,167 @@
+"""One run, from a composed config to a finished run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
+
+from recipes import guards, provenance, report
+from recipes.derive import derive
+from recipes.errors import ConfigError
+from recipes.progress import Progress
+from sat_verl.cpu.paths import SHM_DIR_ENV
+from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE
+
+LOG_FILE = "train.log"
+CONFIG_FILE = "config.yaml"
+
+
+class RunFailedError(RuntimeError):
+    """The training processes ended with an error; the message holds its first cause."""
+
+
+def prepare(cfg: DictConfig, console: Console) -> None:
+    """Build (or find in the cache) the data and the tiny model, and write their paths into the config."""
+    from recipes.models import ensure_model
+    from recipes.tasks import get_task, write_parquet
+
+    with open_dict(cfg):
+        if cfg.task.name == "parquet":
+            cfg.data.train_files, cfg.data.val_files = cfg.task.train_file, cfg.task.test_file
+        else:
+            task = get_task(cfg.task.name, OmegaConf.to_container(cfg.task.difficulty))
+            data = write_parquet(task, Path(cfg.cache_dir) / "data", cfg.task.train_size, cfg.task.test_size, cfg.task.seed)
+            cfg.data.train_files, cfg.data.val_files = str(data.train_file), str(data.test_file)
+        if cfg.model.name != "hf":
+            if cfg.task.name == "parquet":
+                raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give a model folder or hub id")
+            path = ensure_model(cfg.model.name, task, cfg.model.seed, Path(cfg.cache_dir) / "models", console)
+            cfg.actor_rollout_ref.model.path = str(path)
+
+
+def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
+    """Make the run folder with its resolved config and provenance; with ``resume``, drop what will be done again."""
+    run_dir = Path(cfg.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if cfg.resume:
+        forget_after_checkpoint(run_dir)
+    else:
+        (run_dir / METRICS_FILE).touch()
+    OmegaConf.save(cfg, run_dir / CONFIG_FILE, resolve=True)
+    facts = provenance.collect(command) | {"seed": cfg.seed, "choices": OmegaConf.to_container(cfg.choices)}
+    (run_dir / "provenance.json").write_text(json.dumps(facts, indent=2) + "\n")
+    return run_dir
+
+
+def forget_after_checkpoint(run_dir: Path) -> None:
+    """Cut the records of a run back to its last checkpoint, from which verl goes on."""
+    latest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    step = int(latest.read_text()) if latest.is_file() else 0
+    for name in (METRICS_FILE, VALIDATION_FILE):
+        path = run_dir / name
+        rows = report.read_rows(path) if path.is_file() else []
+        kept = [row for row in rows if row["global_step"] <= step]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+
+def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
+    """Environment of the training processes."""
+    env = dict(os.environ)
+    env |= {
+        "PYTHONUNBUFFERED": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_DEDUP_LOGS": "1",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": env.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    if cfg.backend.name == "cpu":
+        env |= cpu_environment(cfg, runtime_dir)
+    return env
+
+
+def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
+    from sat_verl.cpu import paths, placement
+
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if cfg.backend.cores is not None:
+        cores = cores[: cfg.backend.cores]
+    placed = placement.plan(cores, cfg.trainer_ranks, cfg.rollout_replicas)
+    sockets, weights = runtime_dir / "s", paths.shm_root() / runtime_dir.name
+    for folder in (sockets, weights):
+        folder.mkdir(mode=0o700)
+    return placed.environment() | {
+        "VERL_PLATFORM": "cpu",
+        # verl registers its FSDP engine for cuda and npu; the class itself asks the platform for its device.
+        "VERL_ENGINE_DEVICE": "cuda",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TMPDIR": str(runtime_dir),
+        paths.SOCKET_DIR_ENV: str(sockets),
+        paths.SHM_DIR_ENV: str(weights),
+    }
+
+
+@contextmanager
+def training_process(cfg: DictConfig, run_dir: Path) -> Iterator[subprocess.Popen]:
+    """Start verl for a run folder under a supervisor, and leave nothing of it behind."""
+    # Short: Ray and vLLM put Unix sockets below it, whose paths may have 107 characters.
+    runtime_dir = Path(tempfile.mkdtemp(prefix="satv-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    env = environment(cfg, runtime_dir)
+    driver = [sys.executable, "-m", "recipes.driver", str(run_dir), str(runtime_dir)]
+    folders = [str(runtime_dir), *filter(None, [env.get(SHM_DIR_ENV)])]
+    command = [sys.executable, "-m", "recipes.supervisor", os.pathsep.join(folders), str(run_dir / LOG_FILE), *driver]
+    supervisor = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=env, cwd=Path(__file__).resolve().parent.parent, start_new_session=True
+    )
+    try:
+        yield supervisor
+    finally:
+        # Closing the pipe tells the supervisor to stop whatever still runs.
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+        supervisor.wait()
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:
+    """Check, prepare, train and report one run; returns its folder.
+
+    Raises:
+        ConfigError: bad input, before anything starts.
+        RunFailedError: the training processes failed; their full log is ``train.log`` in the run folder.
+    """
+    console = console or Console()
+    derive(cfg)
+    guards.check(cfg)
+    prepare(cfg, console)
+    guards.upstream(cfg)
+    started = time.time()
+    run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
+    console.print(f"run folder  {run_dir}")
+    with training_process(cfg, run_dir) as supervisor, Progress(run_dir, cfg, console) as progress:
+        while supervisor.poll() is None:
+            progress.update()
+            time.sleep(0.3)
+        progress.update()
+    if supervisor.returncode:
+        raise RunFailedError(report.failure(run_dir / LOG_FILE, supervisor.returncode))
+    report.write(run_dir, cfg, wall_seconds=time.time() - started, console=console)
+    return run_dir
+
+
+__all__ = ["CONFIG_FILE", "LOG_FILE", "PHASES_FILE", "RunFailedError", "run"]

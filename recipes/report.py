@@ -1,0 +1,128 @@
+"""What a finished run leaves: ``summary.json``, plots, an HF checkpoint and a table on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from recipes import plots
+from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE, WORKER_FILE
+
+SUMMARY_FILE = "summary.json"
+_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
+_RAY_PREFIX = re.compile(r"^\([^)]*\bpid=\d+[^)]*\)\s?")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def failure(log: Path, code: int, lines: int = 12) -> str:
+    """The first error in a log with some lines before it, and where the rest is."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    rows = [_RAY_PREFIX.sub("", line) for line in text.splitlines()]
+    hits = [index for index, row in enumerate(rows) if _ERROR_LINE.match(row)]
+    shown = rows[max(0, hits[0] - lines) : hits[0] + 1] if hits else rows[-lines:]
+    return f"training ended with exit code {code}. First error in {log}:\n\n" + "\n".join(shown)
+
+
+def success(metrics: dict[str, Any]) -> tuple[float, float] | None:
+    """Mean success on the held-out problems of one validation, and its standard error over problems."""
+    for key, value in metrics.items():
+        if key.startswith("val-core/") and "/acc/mean@" in key or key.startswith("val-core/") and "/reward/mean@" in key:
+            return float(value), 0.0
+    return None
+
+
+def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        row["phase"]: round(following["time"] - row["time"], 2)
+        for row, following in zip(rows, rows[1:], strict=False)
+        if row["phase"] != "done"
+    }
+
+
+def _timings(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds spent per part of the step, summed over the run."""
+    totals: dict[str, float] = {}
+    for row in metrics:
+        for key, value in row.items():
+            if key.startswith("timing_s/") and isinstance(value, int | float):
+                totals[key.removeprefix("timing_s/")] = totals.get(key.removeprefix("timing_s/"), 0.0) + value
+    return {key: round(value, 2) for key, value in sorted(totals.items())}
+
+
+def hf_checkpoint(run_dir: Path) -> Path | None:
+    """The newest checkpoint of the run in Hugging Face format."""
+    folders = sorted(run_dir.glob("checkpoints/global_step_*/actor/huggingface"), key=lambda f: int(f.parts[-3].split("_")[-1]))
+    return folders[-1] if folders else None
+
+
+def summarise(run_dir: Path, cfg: DictConfig, wall_seconds: float) -> dict[str, Any]:
+    """Everything that a reader or a sweep needs of a run, as plain JSON."""
+    metrics, validations = read_rows(run_dir / METRICS_FILE), read_rows(run_dir / VALIDATION_FILE)
+    workers = json.loads((run_dir / WORKER_FILE).read_text())
+    before, after = validations[0], validations[-1]
+    checkpoint = hf_checkpoint(run_dir)
+    return {
+        "algorithm": cfg.choices.algorithm,
+        "task": cfg.choices.task,
+        "model": cfg.choices.model,
+        "seed": cfg.seed,
+        "steps": len(metrics),
+        "held_out_problems": cfg.task.get("test_size"),
+        "success_before": (success(before) or (None,))[0],
+        "success_after": (success(after) or (None,))[0],
+        "loss_mode_in_worker": workers[0]["loss_mode"],
+        "loss_in_worker": workers[0],
+        "wall_seconds": {
+            "total": round(wall_seconds, 1),
+            "phases": _phase_seconds(read_rows(run_dir / PHASES_FILE)),
+            "steps": _timings(metrics),
+            "validation": round(sum(row["seconds"] for row in validations), 2),
+        },
+        "last_step": {key: value for key, value in metrics[-1].items() if key.startswith(("actor/", "reward/"))},
+        "hf_checkpoint": str(checkpoint.relative_to(run_dir)) if checkpoint else None,
+        "provenance": json.loads((run_dir / "provenance.json").read_text()),
+    }
+
+
+def write(run_dir: Path, cfg: DictConfig, wall_seconds: float, console: Console) -> dict[str, Any]:
+    """Write ``summary.json`` and the plots, and print the table."""
+    summary = summarise(run_dir, cfg, wall_seconds)
+    partial = run_dir / (SUMMARY_FILE + ".partial")
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    partial.replace(run_dir / SUMMARY_FILE)
+    plots.draw(read_rows(run_dir / METRICS_FILE), run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}")
+    console.print(table(summary, run_dir))
+    return summary
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def table(summary: dict[str, Any], run_dir: Path) -> Table:
+    """The summary for the terminal."""
+    out = Table(title=f"{summary['algorithm']} · {summary['task']} · {summary['model']}", show_header=False)
+    out.add_row("loss in the worker", summary["loss_in_worker"]["function"])
+    out.add_row("optimizer steps", str(summary["steps"]))
+    rise = f"{_share(summary['success_before'])} -> {_share(summary['success_after'])}"
+    out.add_row("held-out success", f"{rise}  ({summary['held_out_problems']} problems)")
+    last = summary["last_step"]
+    out.add_row("mean |d|, last step", f"{last.get('actor/abs_log_ratio', float('nan')):.4f}")
+    if "actor/sat/q" in last:
+        out.add_row("q, last step", f"{last['actor/sat/q']:.4f}")
+        out.add_row("intercepted, last step", _share(last["actor/sat/intercepted"]))
+        out.add_row("eps_eff low / high", f"{last['actor/sat/eps_eff_low']:.3f} / {last['actor/sat/eps_eff_high']:.3f}")
+    out.add_row("wall time", f"{summary['wall_seconds']['total']:.0f} s")
+    out.add_row("HF checkpoint", str(summary["hf_checkpoint"]))
+    out.add_row("run folder", str(run_dir))
+    return out

@@ -1,0 +1,41 @@
+"""The ``key=value`` command line shared by ``python -m recipes.tasks`` and ``python -m recipes.models``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recipes.tasks.base import SettingError
+
+
+def parse_settings(words: Sequence[str], defaults: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    """Read ``key=value`` words; what is neither in ``defaults`` nor required is returned as difficulty.
+
+    Args:
+        words: the command line after the command.
+        defaults: optional settings with their defaults.
+        required: settings that must be given.
+
+    Returns:
+        All settings, plus ``difficulty`` with the rest. Whole numbers become ``int``.
+
+    Raises:
+        SettingError: for a word that is not ``key=value``, a repeated or a missing setting.
+    """
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise SettingError(f"{word!r} is not of the form name=value, e.g. task=chain")
+        if name in given:
+            raise SettingError(f"{name} is given twice ({given[name]!r} and {value!r}); give it once")
+        given[name] = int(value) if value.lstrip("-").isdecimal() else value
+    for name in required:
+        if name not in given:
+            raise SettingError(f"{name} is missing; add {name}=...")
+    settings = {**defaults, **{name: given[name] for name in given if name in defaults or name in required}}
+    settings["difficulty"] = {name: value for name, value in given.items() if name not in settings}
+    for name, default in defaults.items():
+        if isinstance(default, int) and not isinstance(settings[name], int):
+            raise SettingError(f"{name}={settings[name]!r} is not a whole number; write e.g. {name}={default}")
+    return settings

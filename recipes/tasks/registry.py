@@ -1,0 +1,35 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from recipes.tasks.arithmetic import ArithmeticTask
+from recipes.tasks.base import SettingError, TaskSpec
+from recipes.tasks.digits import ChainTask, SortTask
+
+TASKS: dict[str, type[TaskSpec]] = {task.name: task for task in (ChainTask, SortTask, ArithmeticTask)}
+
+
+def get_task(name: str, difficulty: Mapping[str, Any] | None = None) -> TaskSpec:
+    """Return a task at a difficulty.
+
+    Args:
+        name: one of :data:`TASKS`.
+        difficulty: settings that differ from the task's defaults, e.g. ``{"digits": 4}``.
+
+    Returns:
+        The task.
+
+    Raises:
+        SettingError: for an unknown task, an unknown setting or a value out of range.
+    """
+    if name not in TASKS:
+        raise SettingError(f"task={name!r} is unknown; choose one of {', '.join(TASKS)}")
+    known = [field.name for field in fields(TASKS[name])]
+    for setting, value in (difficulty or {}).items():
+        if setting not in known:
+            raise SettingError(f"{name}: {setting}={value!r} is no difficulty setting; it has {', '.join(known)}")
+    return TASKS[name](**(difficulty or {}))

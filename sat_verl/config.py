@@ -1,0 +1,55 @@
+"""Typed options of the SAT losses, chosen with ``policy_loss._target_: sat_verl.config.SATPolicyLossConfig``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verl.workers.config import PolicyLossConfig
+
+__all__ = ["SATPolicyLossConfig"]
+
+
+@dataclass
+class SATPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss options and those of SAT (arXiv 2607.18722).
+
+    Args:
+        alpha: level of the tail reference q, in (0, 1]: at most a share 1 - alpha of the tokens is gated. The paper's
+            value is 0.90; 1 switches SAT off and leaves the base loss, bit for bit.
+        kernel_exponent: exponent p > 0 of the Hill kernel 1 / (1 + (u/q)^p); the paper's value is 2.
+        quantile_scope: the tokens that q is taken over. ``microbatch``: those of one call of the loss.
+
+    Raises:
+        ValueError: a value out of range.
+        NotImplementedError: ``quantile_scope="batch"``.
+    """
+
+    alpha: float = 0.90
+    kernel_exponent: float = 2.0
+    quantile_scope: str = "microbatch"
+
+    def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
+        if not (_is_number(self.alpha) and 0 < self.alpha <= 1):
+            raise ValueError(
+                f"policy_loss.alpha must be a number in (0, 1], got {self.alpha!r}: "
+                "use 0.90 (the paper's), or 1.0 to switch SAT off"
+            )
+        if not (_is_number(self.kernel_exponent) and 0 < self.kernel_exponent < math.inf):
+            raise ValueError(
+                f"policy_loss.kernel_exponent must be a finite number above 0, got {self.kernel_exponent!r}: "
+                "use 2.0 (the paper's)"
+            )
+        if self.quantile_scope == "batch":
+            raise NotImplementedError(
+                "policy_loss.quantile_scope='batch' (one q per optimizer step) is not available yet: use 'microbatch'"
+            )
+        if self.quantile_scope != "microbatch":
+            raise ValueError(
+                f"policy_loss.quantile_scope must be 'microbatch', got {self.quantile_scope!r}: use 'microbatch'"
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,224 @@
+"""SAT-GRPO and SAT-GSPO as verl policy losses (arXiv 2607.18722, eq. 13-20).
+
+Each is verl's own loss (``vanilla``, ``gspo``) with the clip interval of :mod:`sat_verl.trust_region` in place of the
+nominal one, and equals it bit for bit where SAT is off: value, gradient and the metrics that both report.
+
+The ratio's denominator must be the rollout engine's log-probs (``old_log_prob`` of verl's bypass mode). With log-probs
+that the trainer recomputes at the start of a one-update step every ratio is about 1, and neither PPO nor SAT clips.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.utils.torch_functional import masked_mean
+
+from sat_verl.config import SATPolicyLossConfig
+from sat_verl.trust_region import TrustRegion, clip_to_region, effective_radius, intercepted, trust_region
+
+__all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo"]
+
+
+@register_policy_loss("sat_grpo")
+def compute_policy_loss_sat_grpo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """SAT-GRPO: ``-min(r A, clip(r, 1 - eps_low c_minus, 1 + eps_high c_plus) A)`` with the token ratio ``r = exp(d)``.
+
+    For ``A < 0`` the loss is capped at ``-clip_ratio_c A``, verl's dual clip (arXiv 1912.09729), as in ``vanilla``; the
+    paper has none, which a very large ``clip_ratio_c`` reproduces.
+
+    Args:
+        old_log_prob: log mu of the sampled tokens, shape ``(B, T)``, float.
+        log_prob: log pi of the sampled tokens, shape ``(B, T)``, float; the gradient flows through it alone.
+        advantages: A, shape ``(B, T)``, float.
+        response_mask: 1 on the tokens that count, shape ``(B, T)``, bool, int or float. At the others any input may be
+            NaN or infinite, and the gradient is 0.
+        loss_agg_mode: see :func:`verl.trainer.ppo.core_algos.agg_loss`.
+        config: the :class:`~verl.workers.config.ActorConfig`. Without a :class:`SATPolicyLossConfig` in it, SAT's
+            options have that class's defaults.
+        rollout_is_weights: optional factor of each token's loss, shape ``(B, T)``, float.
+
+    Returns:
+        The aggregated loss, shape ``()``, and the metrics of :func:`_metrics`.
+
+    Raises:
+        ValueError: no config, or ``clip_ratio_c`` of 1 or less.
+    """
+    options = _options(config)
+    clip_ratio_c = config.get("clip_ratio_c", 3.0)
+    if not clip_ratio_c > 1:
+        raise ValueError(f"clip_ratio_c must be above 1, got {clip_ratio_c}: use 3.0, or 1e9 for no dual clip")
+    active = response_mask.bool()
+    old_log_prob, log_prob, advantages = (torch.where(active, x, 0.0) for x in (old_log_prob, log_prob, advantages))
+
+    log_ratio = log_prob - old_log_prob
+    bounded_log_ratio = torch.clamp(log_ratio, min=-20.0, max=20.0)  # as in verl: no overflow in exp
+    ratio = torch.exp(bounded_log_ratio)
+    region = trust_region(log_ratio, active, options.alpha, options.exponent)
+    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
+
+    unclipped_loss = -advantages * ratio
+    clipped_loss = -advantages * clipped
+    ppo_loss = torch.maximum(unclipped_loss, clipped_loss)
+    dual_clip_loss = -advantages * clip_ratio_c
+    token_loss = torch.where(advantages < 0, torch.minimum(dual_clip_loss, ppo_loss), ppo_loss)
+    loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+
+    with torch.no_grad():
+        capped = (ppo_loss > dual_clip_loss) & (advantages < 0)
+        base = {
+            "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
+            "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
+            "actor/pg_clipfrac_lower": masked_mean(capped.float(), response_mask),
+        }
+        removed = intercepted(ratio, nominal, clipped, advantages)
+        return loss, _metrics(base, log_ratio, active, region, removed, options)
+
+
+@register_policy_loss("sat_gspo")
+def compute_policy_loss_sat_gspo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """SAT-GSPO: ``-min(rho A, clip(rho, 1 - eps_low c_minus, 1 + eps_high c_plus) A)``, ``rho = exp(mean_t d_t)``.
+
+    The length-normalised sequence mean is the score as well: it stands on every active token of its response *before*
+    the quantile, so q weighs a sequence by its length. The gradient is that of GSPO-token (arXiv 2507.18071), as in
+    verl's ``gspo``: ``rho`` is the value, ``log_prob`` of the token alone carries the gradient.
+
+    Arguments, result and errors as in :func:`compute_policy_loss_sat_grpo`, without the dual clip:
+    ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is still that of the token ratios.
+    """
+    options = _options(config)
+    active = response_mask.bool()
+    old_log_prob, log_prob, advantages = (torch.where(active, x, 0.0) for x in (old_log_prob, log_prob, advantages))
+
+    log_ratio = log_prob - old_log_prob
+    length = response_mask.sum(dim=-1).clamp(min=1)
+    mean_log_ratio = ((log_ratio * response_mask).sum(dim=-1) / length).detach().unsqueeze(-1)
+    # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
+    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + mean_log_ratio, max=10.0))
+    region = trust_region(mean_log_ratio.expand_as(log_ratio), active, options.alpha, options.exponent)
+    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
+
+    unclipped_loss = -advantages * ratio
+    clipped_loss = -advantages * clipped
+    token_loss = torch.maximum(unclipped_loss, clipped_loss)
+    loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+
+    with torch.no_grad():
+        base = {
+            "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
+            "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
+            "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
+        }
+        removed = intercepted(ratio, nominal, clipped, advantages)
+        return loss, _metrics(base, log_ratio, active, region, removed, options)
+
+
+class _Options(NamedTuple):
+    eps_low: float
+    eps_high: float
+    alpha: float
+    exponent: float
+
+
+def _options(config: Any) -> _Options:
+    """Radii from verl's actor config, the rest from its policy-loss config, checked by SATPolicyLossConfig."""
+    if config is None:
+        raise ValueError("the SAT losses need config, verl's ActorConfig, for their clip radii: got None")
+    sat = config.policy_loss
+    if not isinstance(sat, SATPolicyLossConfig):
+        names = ("alpha", "kernel_exponent", "quantile_scope")
+        sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in names})
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    return _Options(
+        eps_low=config.clip_ratio if low is None else low,
+        eps_high=config.clip_ratio if high is None else high,
+        alpha=sat.alpha,
+        exponent=sat.kernel_exponent,
+    )
+
+
+def _aggregate(
+    token_loss: torch.Tensor,
+    rollout_is_weights: torch.Tensor | None,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str,
+    config: Any,
+) -> torch.Tensor:
+    """Weigh the token losses, shape ``(B, T)``, and aggregate them as verl does over the global batch."""
+    if rollout_is_weights is not None:
+        token_loss = token_loss * torch.where(response_mask.bool(), rollout_is_weights, 0.0)
+    return agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
+
+
+def _metrics(
+    base: dict[str, torch.Tensor],
+    log_ratio: torch.Tensor,
+    active: torch.Tensor,
+    region: TrustRegion,
+    removed: tuple[torch.Tensor, torch.Tensor],
+    options: _Options,
+) -> dict[str, float]:
+    """The metrics of one call, as floats; verl averages each over micro-batches and ranks.
+
+    * those of the base loss (``base``), and ``actor/abs_log_ratio``: mean ``|d|`` of the token ratios;
+    * ``actor/sat/q``: tail reference; ``gate_rate``: gated share of the active tokens;
+    * ``radius_low``, ``radius_high``: mean effective radii ``eps * c`` over the active tokens (paper, Table 10);
+      ``strongest_contraction``: the smallest c;
+    * ``intercepted``: share of the active tokens whose gradient SAT removes and the base loss keeps, of which
+      ``intercepted_pos`` with A > 0, ``intercepted_neg`` with A < 0: shares of **all** active tokens, so they add up;
+    * ``eps_eff_low``, ``eps_eff_high``: the one radius PPO would need for the same gradient, nominal if the gate is
+      empty.
+
+    With no active token all are 0, but the radii nominal and the contraction 1.
+    """
+    # Sums of 1 - c: a token of full radius, masked ones included, adds exactly 0. Double, so that counts beyond 2^24
+    # and float64 input survive. One transfer for everything is the only wait for the device.
+    on_device = [
+        region.q.double(),
+        active.sum(dtype=torch.float64),
+        region.gate.sum(dtype=torch.float64),
+        (1 - region.c_minus).sum(dtype=torch.float64),
+        (1 - region.c_plus).sum(dtype=torch.float64),
+        torch.minimum(region.c_minus, region.c_plus).amin().double(),
+        removed[0].sum(dtype=torch.float64),
+        removed[1].sum(dtype=torch.float64),
+        log_ratio.abs().sum(dtype=torch.float64),
+        *(value.double() for value in base.values()),
+    ]
+    q, count, gated, cut_low, cut_high, strongest, removed_pos, removed_neg, drift, *base_values = torch.stack(
+        on_device
+    ).tolist()
+    n = max(count, 1.0)
+    active_q = q if gated else 0.0
+    eps_low, eps_high, _, exponent = options
+    return {
+        **dict(zip(base, base_values, strict=True)),
+        "actor/abs_log_ratio": drift / n,
+        "actor/sat/q": q,
+        "actor/sat/gate_rate": gated / n,
+        "actor/sat/radius_low": eps_low * (1 - cut_low / n),
+        "actor/sat/radius_high": eps_high * (1 - cut_high / n),
+        "actor/sat/strongest_contraction": strongest,
+        "actor/sat/intercepted": (removed_pos + removed_neg) / n,
+        "actor/sat/intercepted_pos": removed_pos / n,
+        "actor/sat/intercepted_neg": removed_neg / n,
+        "actor/sat/eps_eff_low": effective_radius(active_q, eps_low, exponent, upper=False),
+        "actor/sat/eps_eff_high": effective_radius(active_q, eps_high, exponent, upper=True),
+    }
