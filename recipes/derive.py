@@ -17,14 +17,9 @@ def default_run_dir(cfg: DictConfig) -> Path:
 
 
 def _fill(cfg: DictConfig, key: str, value: object) -> None:
-    """Set ``key`` unless the user has (a setting that the recipe leaves open is ``???``)."""
-    if OmegaConf.is_missing(*_parent(cfg, key)):
+    """Set ``key`` unless the user has (the recipe leaves such settings null)."""
+    if OmegaConf.select(cfg, key) is None:
         OmegaConf.update(cfg, key, value)
-
-
-def _parent(cfg: DictConfig, key: str) -> tuple[DictConfig, str]:
-    parent, _, name = key.rpartition(".")
-    return (OmegaConf.select(cfg, parent) if parent else cfg), name
 
 
 def derive(cfg: DictConfig) -> DictConfig:
@@ -33,12 +28,13 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``run_dir``: absolute, with a default name.
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
       ``parameter_sync_step * ppo_mini_batch_size``.
+    - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
     - ``actor.clip_ratio_c``: from ``dual_clip``.
     - ``rollout.max_model_len``: prompt plus response.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
     run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
-    actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
+    actor = cfg.actor_rollout_ref.actor
     with open_dict(cfg):
         cfg.run_dir = str(run_dir)
         cfg.cache_dir = str(Path(cfg.cache_dir).absolute())
@@ -46,9 +42,11 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.trainer.experiment_name = run_dir.name
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
+        share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)
+        _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
         _fill(cfg, "actor_rollout_ref.actor.clip_ratio_c", NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip)
-        if rollout.max_model_len is None:
-            rollout.max_model_len = cfg.data.max_prompt_length + cfg.data.max_response_length
+        length = cfg.data.max_prompt_length + cfg.data.max_response_length
+        _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.backend.name == "cpu":
             _fill(cfg, "ray_kwargs.ray_init.num_gpus", cfg.trainer_ranks + cfg.rollout_replicas)
     return cfg

@@ -85,6 +85,14 @@ def sizes(cfg: DictConfig) -> None:
             f"prompts_per_step * responses_per_prompt = {responses} responses cannot be divided among the ranks",
             "choose a number of ranks that divides it",
         )
+    micro = actor.ppo_micro_batch_size_per_gpu
+    if not actor.use_dynamic_bsz and (responses // cfg.trainer_ranks) % micro:
+        raise ConfigError(
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            micro,
+            f"each rank has {responses // cfg.trainer_ranks} responses, which it does not divide",
+            "choose a divisor, or null for one micro-batch",
+        )
     if cfg.responses_per_prompt < 2 and cfg.algorithm.adv_estimator == "grpo":
         raise ConfigError(
             "responses_per_prompt", cfg.responses_per_prompt, "the group-normalised advantage of one response is 0", "set 2 or more"

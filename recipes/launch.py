@@ -33,21 +33,28 @@ class RunFailedError(RuntimeError):
 
 def prepare(cfg: DictConfig, console: Console) -> None:
     """Build (or find in the cache) the data and the tiny model, and write their paths into the config."""
-    from recipes.models import ensure_model
-    from recipes.tasks import get_task, write_parquet
-
     with open_dict(cfg):
         if cfg.task.name == "parquet":
             cfg.data.train_files, cfg.data.val_files = cfg.task.train_file, cfg.task.test_file
         else:
-            task = get_task(cfg.task.name, OmegaConf.to_container(cfg.task.difficulty))
-            data = write_parquet(task, Path(cfg.cache_dir) / "data", cfg.task.train_size, cfg.task.test_size, cfg.task.seed)
-            cfg.data.train_files, cfg.data.val_files = str(data.train_file), str(data.test_file)
+            cfg.data.train_files, cfg.data.val_files = build_data(cfg)
         if cfg.model.name != "hf":
-            if cfg.task.name == "parquet":
-                raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give a model folder or hub id")
-            path = ensure_model(cfg.model.name, task, cfg.model.seed, Path(cfg.cache_dir) / "models", console)
-            cfg.actor_rollout_ref.model.path = str(path)
+            cfg.actor_rollout_ref.model.path = build_model(cfg, console)
+
+
+def build_data(cfg: DictConfig) -> tuple[str, str]:
+    from recipes.tasks import get_task, write_parquet
+
+    task = get_task(cfg.task.name, OmegaConf.to_container(cfg.task.difficulty))
+    data = write_parquet(task, Path(cfg.cache_dir) / "data", cfg.task.train_size, cfg.task.test_size, cfg.task.seed)
+    return str(data.train), str(data.test)
+
+
+def build_model(cfg: DictConfig, console: Console) -> str:
+    from recipes.models import ensure_model
+
+    difficulty = OmegaConf.to_container(cfg.task.difficulty)
+    return str(ensure_model(cfg.model.name, cfg.task.name, difficulty, cfg.model.seed, Path(cfg.cache_dir) / "models"))
 
 
 def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
@@ -90,6 +97,8 @@ def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": env.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
     if cfg.backend.name == "cpu":
+        # Ray takes the devices named here for its logical ones.
+        env.pop("CUDA_VISIBLE_DEVICES", None)
         env |= cpu_environment(cfg, runtime_dir)
     return env
 
@@ -108,7 +117,6 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         "VERL_PLATFORM": "cpu",
         # verl registers its FSDP engine for cuda and npu; the class itself asks the platform for its device.
         "VERL_ENGINE_DEVICE": "cuda",
-        "CUDA_VISIBLE_DEVICES": "",
         "TMPDIR": str(runtime_dir),
         paths.SOCKET_DIR_ENV: str(sockets),
         paths.SHM_DIR_ENV: str(weights),

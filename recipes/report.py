@@ -15,7 +15,8 @@ from recipes import plots
 from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE, WORKER_FILE
 
 SUMMARY_FILE = "summary.json"
-_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
+# The line that names an exception; Ray's wrapper of it comes first and says less.
+_ERROR_LINE = re.compile(r"^(?!ray\.exceptions\.Ray\w*Error\()(?:[\w.]+\.)?\w*(?:Error|Exception)\b(?::.*)?$")
 _RAY_PREFIX = re.compile(r"^\([^)]*\bpid=\d+[^)]*\)\s?")
 
 
@@ -24,7 +25,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
-def failure(log: Path, code: int, lines: int = 12) -> str:
+def failure(log: Path, code: int, lines: int = 8) -> str:
     """The first error in a log with some lines before it, and where the rest is."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     rows = [_RAY_PREFIX.sub("", line) for line in text.splitlines()]

@@ -3,11 +3,33 @@
 verl imports it, and calls nothing, as the last act of ``import verl``, so in the driver and in every Ray worker.
 """
 
+import importlib
 import logging
 
-try:
+from sat_verl import cpu
+
+
+def _register_trainer(_module: object) -> None:
+    importlib.import_module("sat_verl.trainer")
+
+
+def _register() -> None:
+    import wrapt
+
     import sat_verl.policy_loss  # noqa: F401
+
+    # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
+    wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
+    if cpu.enabled():
+        import sat_verl.cpu.platform
+        from sat_verl.cpu import bridges
+
+        bridges.install()
+
+
+try:
+    _register()
 except Exception:
     # verl logs a plug-in's failure at DEBUG and goes on, so that it would only show as an unknown loss mode.
-    logging.getLogger(__name__).exception("sat_verl could not register its policy losses with verl")
+    logging.getLogger(__name__).exception("sat_verl could not register itself with verl")
     raise

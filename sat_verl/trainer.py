@@ -17,14 +17,17 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import trainer_separate_async as upstream
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from sat_verl.records import RunRecorder
 from sat_verl.worker import ObservedActorWorker
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+
+# Upstream passes print's `flush=True` to logger.info, which raises a TypeError when INFO is shown.
+upstream.logger.setLevel(max(upstream.logger.level, logging.WARNING))
 
 TRAINER_MODE = "sat_async"
 
@@ -34,7 +37,7 @@ class PolicyLossMismatchError(RuntimeError):
 
 
 @register_trainer(TRAINER_MODE)
-class SATAsyncTrainer(PPOTrainerSeparateAsync):
+class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
     """verl's separate asynchronous PPO trainer with a record of every optimizer step.
 
     Config (beside verl's own): ``sat_verl.run_dir``, the folder that receives ``metrics.jsonl`` and ``worker.json``.

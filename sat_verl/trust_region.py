@@ -141,10 +141,10 @@ def effective_radius(q: float, eps: float, exponent: float, *, upper: bool) -> f
         nominal = math.inf
     if not 0 < q < nominal:
         return eps
-    # Bisection, whose floor q makes the max(q, u*) by itself. A ratio of e^-64 is 0 to any dtype in use.
+    # Bisection of log u, as u* may be tiny; its floor q makes the max(q, u*) by itself. e^-64 is as good as 0.
     low, high = q, min(nominal, 64.0)
     for _ in range(64):
-        u = (low + high) / 2
+        u = math.sqrt(low) * math.sqrt(high)
         # psi with the power capped, as float ** float raises where a tensor would overflow to infinity.
         psi = 1 / (1 + math.exp(min(exponent * math.log(u / q), 700.0)))
         if sign * math.expm1(sign * u) < eps * psi:

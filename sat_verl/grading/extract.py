@@ -28,6 +28,7 @@ import re
 from dataclasses import dataclass
 
 from sat_verl.grading import boxes, normalize
+from sat_verl.grading import text as layout
 
 POLICIES = ("strict", "lenient")
 
@@ -54,8 +55,10 @@ _WHOLE = re.compile(
 )
 _LEADING_NUMBER = re.compile(r"[-+−]?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?=[\s,;.]|$)")
 _NUMBER = re.compile(r"[-−]?(?<![\w.])\d[\d,]*(?:\.\d+)?")
-_COPULA_NUMBER = re.compile(r"(?:\b(?:is|are|equals|total(?:s)?|get|have|gives)\b|[=:])\s*\$?([-−]?\d[\d,]*(?:\.\d+)?)")
-_HEDGE = re.compile(r"\b(?:not|maybe|might|perhaps|probably|or|could|should|if|but|suppose|check|try)\b|\?", re.IGNORECASE)
+_COPULA_NUMBER = re.compile(
+    r"(?:\b(?:is|are|equals|totals?|get|have|gives)\b|[=:])\s*\$?([-−]?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE
+)
+_HEDGE = re.compile(r"\b(?:not|maybe|might|perhaps|probably|or|could|should|if|but|suppose|check|try)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,7 @@ def _none(reason: str) -> Extraction:
     return Extraction(None, "none", reason)
 
 
-def extract(
-    response: str, *, policy: str = "strict", truncated: bool = False, think_open: bool = False
-) -> Extraction:
+def extract(response: str, *, policy: str = "strict", truncated: bool = False, think_open: bool = False) -> Extraction:
     """Find the answer of ``response`` (see the module's docstring for the rules).
 
     Args:
@@ -194,7 +195,7 @@ def _value(raw: str, source: str, *, lenient: bool) -> Extraction:
         return Extraction(value, source)
     if lenient and value:
         sentence = _clean(_SENTENCE_END.split(value, maxsplit=1)[0])
-        segments = [m for m in _MATH_SEGMENT.finditer(raw)]
+        segments = list(_MATH_SEGMENT.finditer(raw))
         number = _LEADING_NUMBER.match(value)
         if _is_clean(sentence):
             return Extraction(sentence, source)
@@ -208,28 +209,30 @@ def _value(raw: str, source: str, *, lenient: bool) -> Extraction:
 def _closing_words(text: str) -> Extraction:
     """Lenient last resort: the whole text is one expression, or the last sentence holds one number and states it."""
     stripped = text.strip()
-    if stripped and len(stripped) <= 100 and "\n" not in stripped and _is_clean(_clean(stripped)):
-        if any(c.isdigit() for c in stripped) or "\\" in stripped:
-            return Extraction(_clean(stripped), "whole")
+    mathematical = any(c.isdigit() for c in stripped) or "\\" in stripped
+    if mathematical and len(stripped) <= 100 and "\n" not in stripped and _is_clean(_clean(stripped)):
+        return Extraction(_clean(stripped), "whole")
     line = stripped.rsplit("\n", 1)[-1][-500:]
     sentences = [s for s in _SENTENCE_END.split(line) if s.strip()]
-    if sentences and len(_NUMBER.findall(sentences[-1])) == 1 and not _HEDGE.search(line[-len(sentences[-1]) - 2 :]):
+    if sentences and not line.endswith("?") and not _HEDGE.search(sentences[-1]):
         stated = _COPULA_NUMBER.search(sentences[-1])
-        if stated:
+        if stated and len(_NUMBER.findall(sentences[-1])) == 1:
             return Extraction(stated.group(1).rstrip(","), "prose")
     return _none("no_statement")
 
 
 def _is_clean(value: str) -> bool:
     """A value rather than a sentence: a number with a unit, a formula without prose, or up to three plain words."""
-    if len(value) > 500:
+    if len(value) > 500 or "boxed" in value:
         return False
-    words = normalize.prose_words(value)
-    return not words or (len(words) <= 3 and not any(c.isdigit() for c in value)) or normalize.integer(value) is not None
+    words = layout.prose_words(value)
+    if not words or normalize.integer(value) is not None:
+        return True
+    return len(words) <= 3 and not any(c.isdigit() for c in value)
 
 
 def _clean(value: str) -> str:
-    return normalize.strip_delimiters(value)
+    return layout.strip_delimiters(value)
 
 
 def _last(pattern: re.Pattern[str], text: str, start: int) -> re.Match[str] | None:

@@ -1,7 +1,7 @@
-"""Turn the written form of an answer into something comparable, without sympy and without evaluating anything.
+"""Read plain answers (integers, decimals, words) in any of their usual dresses, without sympy and without ``eval``.
 
-:func:`integer` is the fast path: it reads an integer in any of its usual dresses and refuses everything else.
-:func:`fragment` repairs a formula for math-verify. :func:`words` reads answers that are words.
+:func:`integer` is the fast path of the grader. It must never read an integer into something that is not one, so it
+refuses whatever it does not fully understand; math-verify gets those. Digits stay text: ``int`` refuses long ones.
 """
 
 from __future__ import annotations
@@ -10,68 +10,155 @@ import re
 import unicodedata
 from fractions import Fraction
 
-MAX_CHARS = 10_000
+from sat_verl.grading import text as layout
 
 _PLAIN_INTEGER = re.compile(r"[+-]?[0-9]+")
+_UPRIGHT_UNIT = re.compile(r"(?<=[\d}])(?:[\s~]|\\[,;: ])*\\(?:text|mathrm|mbox)\s*\{\s*[A-Za-z]\s*\}")
+_CURRENCY = re.compile(r"\\?\$|[€£¥₹]")
+_DEGREE = re.compile(r"\s?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])|°)")
 
-# Characters that stand for an ASCII one. NFKC is no option: it turns 5² into 52.
-_CHARACTERS = str.maketrans(
-    {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-    | {ord(c): "-" for c in "−–‐‑﹣"}
-    | {ord(c): " " for c in "\u00a0\u2002\u2003\u3000\t\n\r"}
-    | {ord(c): "\u2009" for c in "\u2007\u2008\u200a\u202f\u205f"}
-    | {ord(c): None for c in "\u200b\u200c\u200d\u2060\ufeff\u00ad"}
-    | {ord("、"): ",", ord("。"): ".", ord("’"): "'", ord("˚"): "°", ord("º"): "°"}
-)
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
-_EDGE = re.compile(r"(?:[\s*_`>]|\$(?!\d)|\\[()\[\]])+")
-_EDGE_END = re.compile(r"(?:[\s*_`.。,，;；]|(?<!\\)\$|\\[()\[\],;!: ])+$")
+_RELATION = re.compile(r"\\approx(?![a-z])|\\equiv(?![a-z])|(?<![<>!:])=")
+_INEQUALITY = re.compile(r"[<>≤≥≠±]|\\(?:leq?|geq?|lt|gt|neq?|pm|mp|in|sim)(?![A-Za-z])|!=")
+_MODULUS = re.compile(r" ?(?:\\[pb]?mod ?\{? ?\d+ ?\}?|\( ?\\?(?:mod|bmod) ?\d+ ?\))$")
 
-_FONT = re.compile(
-    r"\\(?:math(?:bf|rm|it|sf|tt|bb|cal|normal)|bm|boldsymbol|textbf|textit|emph|underline|boxed|fbox)\s*\{([^{}]*)\}"
-)
-_TEXT = re.compile(r"\\(?:text(?:normal|rm|sf|tt)?|mbox|hbox|mathrm|operatorname)\s*\{([^{}]*)\}")
-_LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|!|large|Large|quad|qquad)(?![A-Za-z])")
-_GROUPED = re.compile(
-    r"(?<![\d.])\d{1,3}(?:(?:,|\{,\}|\\[,;: ]|\\thinspace|,\\!|\u2009|'| )(?=\d{3}(?!\d))\d{3})+(?!\d)"
-)
-_RELATION = re.compile(r"\\approx|≈|\\equiv|≡|(?<![<>!:])=")
-_INEQUALITY = re.compile(r"[<>≤≥≠±]|\\(?:leq?|geq?|lt|gt|neq?|ne|pm|mp|in|sim)(?![A-Za-z])")
-_MODULUS = re.compile(r"\s*(?:\\p?mod\s*\{?\s*\d+\s*\}?|\(\s*(?:\\?mod)\s*\d+\s*\))\s*$")
-_DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°)")
-_CURRENCY = re.compile(r"\\\$|[$€£¥₹]")
-_SHAPE = re.compile(
-    r"(?P<before>[^\d+\-.]*?(?:[-–](?=\s)[^\d+\-.]*?)?)\s*(?P<sign>[+-]?)\s*(?P<digits>\d+)(?:\.0*)?(?P<after>(?:[^\d.].*)?)", re.DOTALL
-)
-_PROSE = re.compile(r"[\s,.:'/()\-]*(?:[^\W\d_]+(?:\s*\^\s*\{?[23]\}?|[²³])?[\s,.:'/()\-]*)*")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_UNIT_POWER = re.compile(r"(?<=[^\W\d_]) ?(?:\^ ?(?:[23]|\{ ?[23] ?\})|[²³])")
+_PROSE = re.compile(r"(?:[^\W\d_]|[\s,.:;'/()!-])*")
 _WORD = re.compile(r"[^\W\d_]+")
-_SCALE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
-# Words that change the value, or that belong to a formula: with one of them the text is not simply an integer.
-_NOT_A_UNIT = frozenset(
-    "not no non never minus negative plus times half point over under least most more less fewer than between or and"
-    " to mod modulo sin cos tan cot sec csc log ln lg exp sqrt root squared cubed factorial choose percent pct pi"
-    " infinity base dozen arcsin arccos arctan binom frac cdot pm undefined million billion trillion thousand hundred"
-    " except if when divided multiplied power within 不 非 负 约 半 倍 百 千 万 亿".split()
+_SCALE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# Words that change the value or belong to a formula: with one of them the text is not simply an integer.
+_NOT_A_UNIT = re.compile(
+    r"not|no|non|never|minus|negative|plus|times|half|point|over|under|least|most|more|less|fewer|than|between|or|and|to"
+    r"|mod|modulo|a?(?:sin|cos|tan)h?|cot|sec|csc|arc\w+|log|ln|lg|exp|sqrt|root|squared|cubed|factorial|choose|percent"
+    r"|pct|pi|infinity|base|dozen|binom|frac|undefined|hundred|thousand|million|billion|trillion|except|if|when|divided"
+    r"|multiplied|power|within|apart|[万亿百千半不非]",
+    re.IGNORECASE,
 )
-_DECIMAL = re.compile(r"([+-]?)(\d*)\.(\d+)|([+-]?)(\d+)")
+# Prose in front of a number must end in one of these (or a colon): "AB 204" is a product, "there are 204" is not.
+_INTRODUCES = re.compile(
+    r"is|are|equals?|be|was|gives?|gets?|has|have|of|answer|exactly|precisely|approximately|about|total|there|yields"
+    r"|obtain|find|value|.*[为為是有共]",
+    re.IGNORECASE,
+)
+_DECIMAL = re.compile(
+    r"([+-]?)(\d*)(?:\.(\d*))?(?:(?: ?(?:\\times|\\cdot|×|\*) ?10 ?\^ ?\{? ?|[eE])([+-]?\d{1,3}) ?\}?)?"
+)
 
 
-def strip_delimiters(text: str) -> str:
-    """Remove math delimiters, Markdown marks and closing punctuation around an answer.
+def integer(text: str) -> str | None:
+    """Read ``text`` as one integer.
+
+    Understands signs, zero padding, ``204.`` and ``204.0``, thousands separators, full-width and other decimal
+    digits, font commands, units, degrees, currency, ``x = 12 + 192 = 204``, ``\\equiv 204 \\pmod{1000}`` and short
+    prose around the number.
 
     Args:
-        text: an answer as it stands in a response.
+        text: an extracted answer or a gold answer.
 
     Returns:
-        The bare answer.
+        The canonical digits ("-7", "0", "204"), or None if the text is not certainly one integer.
     """
-    previous = None
     text = text.strip()
-    while text != previous:
-        previous = text
-        for left, right in _DELIMITERS:
-            inner = text[len(left) : len(text) - len(right)]
-            if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right) and left not in inner:
-                text = inner.strip()
-    opening = _EDGE.match(text)
-    return _EDGE_END.sub("", text[opening.end() :] if opening else text)
+    if _PLAIN_INTEGER.fullmatch(text):
+        return _canonical(text[:1], text.lstrip("+-"))
+    if len(text) > layout.MAX_CHARS or not any(c.isdecimal() for c in text):
+        return None
+    side = _value_side(text)
+    return None if side is None else _integer_in_prose(side)
+
+
+def decimal(text: str) -> Fraction | None:
+    """Read ``text`` as one decimal number, also in scientific notation.
+
+    Args:
+        text: an extracted answer or a gold answer.
+
+    Returns:
+        The exact value, or None.
+    """
+    whole = integer(text) if len(text) <= 1000 else None
+    if whole is not None:
+        return Fraction(whole) if len(whole) <= 1000 else None
+    side = _value_side(text) if len(text) <= 1000 else None
+    match = _DECIMAL.fullmatch(side) if side else None
+    if match is None or not (match[2] or match[3]):
+        return None
+    try:
+        value = Fraction(f"{match[1]}{match[2] or '0'}.{match[3] or '0'}")
+    except ValueError:
+        return None
+    return value * Fraction(10) ** int(match[4] or 0)
+
+
+def _value_side(text: str) -> str | None:
+    """The plain text of an answer, or its part after the last relation sign; None if that is ambiguous."""
+    text = _DEGREE.sub("", layout.strip_delimiters(layout.characters(text)))
+    text = layout.unwrap(layout.join_groups(_UPRIGHT_UNIT.sub(" units", text), keep_commas="(" in text))
+    text = layout.plain_spaces(text).strip()
+    inner = text.strip("() ")
+    if text[:1] == "(" and text[-1:] == ")" and not set("()") & set(inner):
+        depth = len(text) - len(text.lstrip("( "))
+        if depth != len(text) - len(text.rstrip(") ")) or ("," in inner and not layout.has_padded_group(inner)):
+            return None
+        text = inner
+    text = re.sub(r" +", " ", _CURRENCY.sub("", layout.join_groups(text))).strip()
+    if _INEQUALITY.search(text):
+        return None
+    sides = _RELATION.split(text)
+    if len(sides) > 1:
+        if "," in text or ";" in text:
+            return None
+        last = sides[-1].strip()
+        return _MODULUS.sub("", last) if r"\equiv" in text else last
+    return text
+
+
+def _integer_in_prose(text: str) -> str | None:
+    text = _UNIT_POWER.sub("", text)
+    number = _NUMBER.search(text)
+    if number is None or not all(c.isascii() or c.isalpha() or c.isdecimal() for c in text):
+        return None
+    digits, _, fraction = number.group().partition(".")
+    before, after = text[: number.start()], text[number.end() :]
+    sign = ""
+    if before.rstrip()[-1:] in ("+", "-"):
+        before = before.rstrip()
+        sign, before = before[-1], before[:-1]
+    if fraction.strip("0") or (before and before[-1].isascii() and before[-1] not in " :"):
+        return None
+    zeros = _zeros_of_scale(after)
+    if zeros:
+        after = after.split(maxsplit=1)[1] if len(after.split()) > 1 else ""
+    if not _introduces(before) or not _is_unit(after):
+        return None
+    return None if fraction and zeros else _canonical(sign, digits + "0" * zeros)
+
+
+def _zeros_of_scale(after: str) -> int:
+    following = after.split(maxsplit=1)
+    return _SCALE.get(following[0].lower(), 0) if following else 0
+
+
+def _introduces(before: str) -> bool:
+    found = _WORD.findall(before)
+    if not found:
+        return not before.strip()
+    if "(" in before or not _PROSE.fullmatch(before) or any(_NOT_A_UNIT.fullmatch(word) for word in found):
+        return False
+    return before.rstrip().endswith(":") or _INTRODUCES.fullmatch(found[-1]) is not None
+
+
+def _is_unit(after: str) -> bool:
+    found = _WORD.findall(after)
+    if not _PROSE.fullmatch(after) or any(_NOT_A_UNIT.fullmatch(word) for word in found):
+        return False
+    if not found:
+        return not after.strip(" .")
+    return all(len(word) > 1 or not word.isascii() for word in found)
+
+
+def _canonical(sign: str, digits: str) -> str:
+    if not digits.isascii():
+        digits = "".join(str(unicodedata.decimal(c)) for c in digits)
+    digits = digits.lstrip("0") or "0"
+    return "-" + digits if sign == "-" and digits != "0" else digits

@@ -1,0 +1,92 @@
+"""Repair a formula before math-verify reads it.
+
+math-verify misreads a number of common forms: it drops what it cannot parse after a malformed root, reads a grouped
+number in brackets as a pair, takes a trailing letter for a unit. They are rewritten here so that they mean one thing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sat_verl.grading import text as layout
+
+_SYMBOLS = str.maketrans(
+    {
+        "π": r"\pi ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∞": r"\infty ", "≤": r"\le ",
+        "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+        "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "²": "^{2}", "³": "^{3}", "⁄": "/",
+    }
+)  # fmt: skip
+_ROOT = re.compile(r"(?:√|(?<![A-Za-z\\])sqrt|\\sqrt)\s*\(([^()]*)\)")
+_ROOT_SIGN = re.compile(r"√\s*(\d+|[A-Za-z])")
+_REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
+_INTRODUCTION = re.compile(r"\s*\\(?:text|mathrm|mbox)\s*\{([^{}\d]*)\}\s*[:=]?\s*(?=\S)")
+_UNIT = re.compile(
+    r"(?<=[\w})\]])\s*(?:\\(?:text|mathrm|mbox|textrm)\s*\{\s*[^{}\d]*\}"
+    r"|(?<![A-Za-z\\])(?:(?:square|cubic)\s+)?(?:units?|degrees?|(?:centi|milli|kilo)?met(?:er|re)s?|cm|mm|km|inch(?:es)?"
+    r"|feet|foot|ft|miles?|seconds?|minutes?|hours?|days?|weeks?|years?|dollars?|cents?|grams?|kg|lit(?:er|re)s?))"
+    r"(?:\s*\^\s*(?:[23]|\{\s*[23]\s*\}))?\s*$"
+)
+_WORDS_WITH_MEANING = re.compile(
+    r"\b(?:and|or|if|for|where|mod|not|million|billion|thousand|hundred|undefined|infinity|dozen|i|base|percent)\b",
+    re.IGNORECASE,
+)
+_SCALE = re.compile(r"\s*\\?(?:text\s*\{)?\s*\b(hundred|thousand|million|billion|trillion)\b\s*\}?")
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|°)\s*$")
+_FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)")
+_BRACKET = re.compile(r"[(\[]|\\\{")
+
+
+def fragment(text: str, *, keep_commas: bool = False) -> str:
+    """Rewrite an extracted answer (or a gold answer) so that math-verify reads all of it.
+
+    Args:
+        text: the formula.
+        keep_commas: the other side is a list, so a comma separates here as well.
+
+    Returns:
+        A formula of the same meaning: no delimiters, layout, units or thousands separators.
+    """
+    text = layout.strip_delimiters(layout.characters(text)).translate(_SYMBOLS)
+    text = layout.join_groups(text, keep_commas=keep_commas or _BRACKET.search(text) is not None)
+    text = re.sub(r"\\\$|[$€£₹]", "", layout.plain_spaces(text))
+    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", _ROOT.sub(r"\\sqrt{\1}", text))
+    text = _REPEATING.sub(_repeating_decimal, text)
+    text = _SCALE.sub(lambda m: rf" \times 10^{{{_POWERS[m[1]]}}} ", text)
+    introduction = _INTRODUCTION.match(text)
+    if introduction and not _WORDS_WITH_MEANING.search(introduction.group(1)):
+        text = text[introduction.end() :]
+    if not _FUNCTION.search(text):
+        text = _DEGREE.sub("", text)
+    unit = _UNIT.search(text[-200:])
+    if unit and not _WORDS_WITH_MEANING.search(unit.group()):
+        text = text[: len(text) - len(unit.group())]
+    return text.strip(" .,;")
+
+
+def _repeating_decimal(match: re.Match[str]) -> str:
+    whole, fixed, cycle = match.groups()
+    numerator = int(whole + fixed + cycle) - int((whole + fixed) or "0")
+    return rf"\frac{{{numerator}}}{{{(10 ** len(cycle) - 1) * 10 ** len(fixed)}}}"
+
+
+def is_list(text: str) -> bool:
+    """Whether ``text`` is an unbracketed list of several answers.
+
+    Args:
+        text: a formula.
+
+    Returns:
+        True if a comma, semicolon, "and" or "or" outside all brackets separates parts.
+    """
+    if re.search(r"\b(?:and|or)\b|;", text):
+        return True
+    joined = layout.join_groups(layout.strip_delimiters(layout.characters(text)))
+    depth = 0
+    for char in joined:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            return True
+    return False
