@@ -82,7 +82,7 @@ def _closest(name: str, names: list[str]) -> list[str]:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """A :class:`ConfigError` for what Hydra or OmegaConf said of ``overrides``."""
+    """A :class:`ConfigError` for what Hydra or OmegaConf said of ``overrides`` (while Hydra is initialised)."""
     text = str(error)
     if isinstance(error, MissingConfigException):
         match = re.search(r"Could not find '(\w+)/([^']+)'", text)
@@ -95,10 +95,11 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException) and match:
         key = match[1].lstrip("+")
         value = next((item.partition("=")[2] for item in overrides if item.lstrip("+~").startswith(f"{key}=")), "")
-        with initialize_config_module(CONFIG_MODULE, version_base=None):
-            known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME)))
+        known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME)))
         close = _closest(key, known)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
         return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new verl setting")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    return ConfigError("command line", " ".join(overrides), first, "write KEY=VALUE, quote values with spaces or commas")
+    return ConfigError(
+        "command line", " ".join(overrides), first, "write KEY=VALUE, quote values with spaces or commas"
+    )

@@ -1,4 +1,7 @@
-"""The process that runs verl for one run folder: ``python -m recipes.driver RUN_DIR RUNTIME_DIR`` (started by the launcher)."""
+"""The process that runs verl for one run folder; the launcher starts it.
+
+``python -m recipes.driver RUN_DIR RUNTIME_DIR``
+"""
 
 from __future__ import annotations
 

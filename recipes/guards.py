@@ -5,9 +5,12 @@ Each check takes the derived config and raises :class:`~recipes.errors.ConfigErr
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -43,7 +46,9 @@ def numbers(cfg: DictConfig) -> None:
             raise ConfigError(f"actor_rollout_ref.actor.{key}", value, "it must be a positive number", "set it above 0")
     if actor.clip_ratio_low >= 1:
         key = "actor_rollout_ref.actor.clip_ratio_low"
-        raise ConfigError(key, actor.clip_ratio_low, "the lower end of the interval would not be positive", "set it below 1")
+        raise ConfigError(
+            key, actor.clip_ratio_low, "the lower end of the interval would not be positive", "set it below 1"
+        )
     if actor.clip_ratio_c <= 1:
         raise ConfigError("dual_clip", cfg.dual_clip, "a dual clip must exceed 1", "set dual_clip=3, or null for none")
     if not actor.optim.lr > 0:
@@ -62,7 +67,10 @@ def denominator(cfg: DictConfig) -> None:
     if not cfg.algorithm.rollout_correction.get("bypass_mode", False):
         key = "algorithm.rollout_correction.bypass_mode"
         raise ConfigError(
-            key, False, f"{why} be replaced by a recompute with the trainer's own weights (ratio about 1)", f"set {key}=true"
+            key,
+            False,
+            f"{why} be replaced by a recompute with the trainer's own weights (ratio about 1)",
+            f"set {key}=true",
         )
 
 
@@ -95,7 +103,10 @@ def sizes(cfg: DictConfig) -> None:
         )
     if cfg.responses_per_prompt < 2 and cfg.algorithm.adv_estimator == "grpo":
         raise ConfigError(
-            "responses_per_prompt", cfg.responses_per_prompt, "the group-normalised advantage of one response is 0", "set 2 or more"
+            "responses_per_prompt",
+            cfg.responses_per_prompt,
+            "the group-normalised advantage of one response is 0",
+            "set 2 or more",
         )
     if cfg.task.name == "parquet":
         return
@@ -114,12 +125,16 @@ def files(cfg: DictConfig) -> None:
             if OmegaConf.is_missing(cfg.task, key):
                 raise ConfigError(f"task.{key}", "", "a parquet task needs it", f"add task.{key}=FILE.parquet")
             if not Path(cfg.task[key]).is_file():
-                raise ConfigError(f"task.{key}", cfg.task[key], "there is no such file", "give the path of a parquet file")
+                raise ConfigError(
+                    f"task.{key}", cfg.task[key], "there is no such file", "give the path of a parquet file"
+                )
     if cfg.model.name == "hf":
         path = str(cfg.model.path)
         looks_local = path.startswith(("/", ".", "~")) or Path(path).exists()
         if looks_local and not (Path(path).expanduser() / "config.json").is_file():
-            raise ConfigError("model", path, "the folder holds no config.json", "give a Hugging Face model folder or hub id")
+            raise ConfigError(
+                "model", path, "the folder holds no config.json", "give a Hugging Face model folder or hub id"
+            )
 
 
 def run_folder(cfg: DictConfig) -> None:
@@ -127,7 +142,9 @@ def run_folder(cfg: DictConfig) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError("run_dir", run_dir, "it is a file", "name a folder")
     if not cfg.resume and run_dir.is_dir() and any(run_dir.iterdir()):
-        raise ConfigError("run_dir", run_dir, "the folder is not empty", "name a new one, or continue it with resume=true")
+        raise ConfigError(
+            "run_dir", run_dir, "the folder is not empty", "name a new one, or continue it with resume=true"
+        )
     parent = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
     if not os.access(parent, os.W_OK):
         raise ConfigError("run_dir", run_dir, f"{parent} cannot be written", "name a folder that you may write")
@@ -147,7 +164,9 @@ def device(cfg: DictConfig) -> None:
             "enlarge it (docker run --shm-size=2g)",
         )  # fmt: skip
     if cfg.backend.cores is not None and (cfg.backend.cores < 1 or cfg.backend.cores > (os.cpu_count() or 1)):
-        raise ConfigError("backend.cores", cfg.backend.cores, f"this machine has {os.cpu_count()} cores", "set it within that")
+        raise ConfigError(
+            "backend.cores", cfg.backend.cores, f"this machine has {os.cpu_count()} cores", "set it within that"
+        )
 
 
 def upstream(cfg: DictConfig) -> None:
@@ -156,7 +175,9 @@ def upstream(cfg: DictConfig) -> None:
     from verl.utils.config import validate_config
 
     try:
-        validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=need_critic(cfg))
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # it warns that GRPO has no critic
+            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=need_critic(cfg))
     except Exception as error:  # verl and Hydra raise many kinds; the message is what helps
         text = str(error.__cause__ or error).strip().splitlines()[0]
         raise ConfigError("verl config", "", text, "change the setting that verl names") from error

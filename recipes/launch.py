@@ -18,7 +18,6 @@ from rich.console import Console
 
 from recipes import guards, provenance, report
 from recipes.derive import derive
-from recipes.errors import ConfigError
 from recipes.progress import Progress
 from sat_verl.cpu.paths import SHM_DIR_ENV
 from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE

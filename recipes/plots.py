@@ -9,15 +9,22 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
-from matplotlib.axes import Axes  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 _PLOTS = {
     "reward": ("mean reward of the batch", [("reward/mean", "reward")]),
-    "staleness": ("log-ratio to the rollout policy", [("actor/abs_log_ratio", "mean |d|"), ("actor/sat/q", "q (90 % quantile)")]),
+    "staleness": (
+        "log-ratio to the rollout policy",
+        [("actor/abs_log_ratio", "mean |d|"), ("actor/sat/q", "q (90 % quantile)")],
+    ),
     "trust_region": (
         "share of active tokens",
-        [("actor/sat/gate_rate", "gated"), ("actor/sat/intercepted", "newly intercepted"), ("actor/pg_clipfrac", "clipped")],
+        [
+            ("actor/sat/gate_rate", "gated"),
+            ("actor/sat/intercepted", "newly intercepted"),
+            ("actor/pg_clipfrac", "clipped"),
+        ],
     ),
 }
 
@@ -45,7 +52,8 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]
     written: list[Path] = []
     for name, (ylabel, series) in _PLOTS.items():
         figure, axes = plt.subplots(figsize=(6.4, 3.6), dpi=150)
-        if any([_line(axes, rows, key, label) for key, label in series]):
+        drawn = [_line(axes, rows, key, label) for key, label in series]
+        if any(drawn):
             axes.set(xlabel="optimizer step", ylabel=ylabel, title=title)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)

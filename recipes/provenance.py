@@ -30,7 +30,9 @@ def versions() -> dict[str, str]:
 def _git(*arguments: str) -> str | None:
     root = Path(__file__).resolve().parent.parent
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

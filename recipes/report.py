@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
@@ -34,18 +37,19 @@ def failure(log: Path, code: int, lines: int = 8) -> str:
     return f"training ended with exit code {code}. First error in {log}:\n\n" + "\n".join(shown)
 
 
-def success(metrics: dict[str, Any]) -> tuple[float, float] | None:
-    """Mean success on the held-out problems of one validation, and its standard error over problems."""
+def success(metrics: dict[str, Any], problems: int) -> dict[str, float] | None:
+    """Mean success of one validation (one sampled response per held-out problem) and its binomial standard error."""
     for key, value in metrics.items():
-        if key.startswith("val-core/") and "/acc/mean@" in key or key.startswith("val-core/") and "/reward/mean@" in key:
-            return float(value), 0.0
+        if key.startswith("val-core/") and "/mean@" in key:
+            rate = float(value)
+            return {"rate": rate, "standard_error": math.sqrt(rate * (1 - rate) / problems), "problems": problems}
     return None
 
 
 def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {
         row["phase"]: round(following["time"] - row["time"], 2)
-        for row, following in zip(rows, rows[1:], strict=False)
+        for row, following in pairwise(rows)
         if row["phase"] != "done"
     }
 
@@ -62,7 +66,9 @@ def _timings(metrics: list[dict[str, Any]]) -> dict[str, float]:
 
 def hf_checkpoint(run_dir: Path) -> Path | None:
     """The newest checkpoint of the run in Hugging Face format."""
-    folders = sorted(run_dir.glob("checkpoints/global_step_*/actor/huggingface"), key=lambda f: int(f.parts[-3].split("_")[-1]))
+    folders = sorted(
+        run_dir.glob("checkpoints/global_step_*/actor/huggingface"), key=lambda f: int(f.parts[-3].split("_")[-1])
+    )
     return folders[-1] if folders else None
 
 
@@ -70,7 +76,7 @@ def summarise(run_dir: Path, cfg: DictConfig, wall_seconds: float) -> dict[str, 
     """Everything that a reader or a sweep needs of a run, as plain JSON."""
     metrics, validations = read_rows(run_dir / METRICS_FILE), read_rows(run_dir / VALIDATION_FILE)
     workers = json.loads((run_dir / WORKER_FILE).read_text())
-    before, after = validations[0], validations[-1]
+    problems = _held_out_problems(cfg)
     checkpoint = hf_checkpoint(run_dir)
     return {
         "algorithm": cfg.choices.algorithm,
@@ -78,9 +84,8 @@ def summarise(run_dir: Path, cfg: DictConfig, wall_seconds: float) -> dict[str, 
         "model": cfg.choices.model,
         "seed": cfg.seed,
         "steps": len(metrics),
-        "held_out_problems": cfg.task.get("test_size"),
-        "success_before": (success(before) or (None,))[0],
-        "success_after": (success(after) or (None,))[0],
+        "success_before": success(validations[0], problems),
+        "success_after": success(validations[-1], problems),
         "loss_mode_in_worker": workers[0]["loss_mode"],
         "loss_in_worker": workers[0],
         "wall_seconds": {
@@ -95,13 +100,20 @@ def summarise(run_dir: Path, cfg: DictConfig, wall_seconds: float) -> dict[str, 
     }
 
 
+def _held_out_problems(cfg: DictConfig) -> int:
+    """Rows of the validation file (read from its footer)."""
+    return parquet.read_metadata(cfg.data.val_files).num_rows
+
+
 def write(run_dir: Path, cfg: DictConfig, wall_seconds: float, console: Console) -> dict[str, Any]:
     """Write ``summary.json`` and the plots, and print the table."""
     summary = summarise(run_dir, cfg, wall_seconds)
     partial = run_dir / (SUMMARY_FILE + ".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(run_dir / SUMMARY_FILE)
-    plots.draw(read_rows(run_dir / METRICS_FILE), run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}")
+    plots.draw(
+        read_rows(run_dir / METRICS_FILE), run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}"
+    )
     console.print(table(summary, run_dir))
     return summary
 
@@ -110,13 +122,17 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def _rate(success: dict[str, float] | None) -> str:
+    return "-" if success is None else f"{success['rate']:.1%} ± {success['standard_error']:.1%}"
+
+
 def table(summary: dict[str, Any], run_dir: Path) -> Table:
     """The summary for the terminal."""
     out = Table(title=f"{summary['algorithm']} · {summary['task']} · {summary['model']}", show_header=False)
     out.add_row("loss in the worker", summary["loss_in_worker"]["function"])
     out.add_row("optimizer steps", str(summary["steps"]))
-    rise = f"{_share(summary['success_before'])} -> {_share(summary['success_after'])}"
-    out.add_row("held-out success", f"{rise}  ({summary['held_out_problems']} problems)")
+    rise = f"{_rate(summary['success_before'])} -> {_rate(summary['success_after'])}"
+    out.add_row("held-out success (± SE)", rise)
     last = summary["last_step"]
     out.add_row("mean |d|, last step", f"{last.get('actor/abs_log_ratio', float('nan')):.4f}")
     if "actor/sat/q" in last:

@@ -1,11 +1,10 @@
 """Runs one command and leaves nothing of it behind, however it ends.
 
-``python -m recipes.supervisor FOLDERS LOG COMMAND...`` (folders separated by the path separator) starts the command in a session of its own, as the reaper of
-everything that it starts (Ray and vLLM detach their processes). When the command ends, or when whoever started the
-supervisor goes away (its end of the supervisor's standard input closes, as it does on kill -9), the supervisor stops
-every process below it, removes the shared-memory segments that they held, and the
-folders. It stops no other
-process: only its own descendants.
+``python -m recipes.supervisor FOLDERS LOG COMMAND...`` (folders separated by the path separator) starts the command in
+a session of its own, as the reaper of everything that it starts (Ray and vLLM detach their processes). When the command
+ends, or when whoever started the supervisor goes away (its end of the supervisor's standard input closes, as it does on
+kill -9), the supervisor stops every process below it and removes the shared-memory segments that they held, and the
+folders. It stops no other process: only its own descendants.
 """
 
 from __future__ import annotations
@@ -48,7 +47,10 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
     """Files under /dev/shm that the processes have mapped."""
     found: set[Path] = set()
     for process in processes:
-        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps,
+        ):
             for line in maps:
                 start = line.find("/dev/shm/")
                 if start >= 0:
@@ -91,6 +93,14 @@ def stop_descendants() -> set[Path]:
     return segments
 
 
+def reap_orphans(own_child: int) -> None:
+    """Collect the exit status of adopted processes that have ended; ``own_child`` is collected by its Popen."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, ChildProcessError):
+            if process.pid != own_child and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
+
+
 def _remove(segments: Iterable[Path]) -> None:
     for segment in segments:
         if segment.parent == _SHM:
@@ -119,6 +129,7 @@ def supervise(folders: list[Path], log: Path, command: list[str]) -> int:
             tick += 1
             if tick % _SCAN_EVERY == 0:
                 segments |= shared_memory_of(descendants())
+                reap_orphans(child.pid)
         if child.poll() is None:
             # Asked nicely first: Ray then shuts its own processes down.
             child.terminate()
@@ -130,7 +141,9 @@ def supervise(folders: list[Path], log: Path, command: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if stopping:
         return 128 + stopping[0]
-    return child.returncode if child.returncode is not None and child.returncode >= 0 else 128 + abs(child.returncode or 9)
+    return (
+        child.returncode if child.returncode is not None and child.returncode >= 0 else 128 + abs(child.returncode or 9)
+    )
 
 
 def main(arguments: list[str]) -> int:

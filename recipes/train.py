@@ -11,8 +11,6 @@ from rich.console import Console
 from recipes.compose import CONFIG_NAME, compose, expand_short_forms
 from recipes.errors import ConfigError
 
-_FLAGS = ("-", "--")
-
 
 def _fail(text: str, code: int) -> None:
     Console(stderr=True).print(f"[bold red]error[/] {text}", highlight=False, soft_wrap=True, markup=True)

@@ -16,15 +16,12 @@ def _register_trainer(_module: object) -> None:
 def _register() -> None:
     import wrapt
 
-    import sat_verl.policy_loss  # noqa: F401
-
+    importlib.import_module("sat_verl.policy_loss")
     # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
     wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
     if cpu.enabled():
-        import sat_verl.cpu.platform
-        from sat_verl.cpu import bridges
-
-        bridges.install()
+        importlib.import_module("sat_verl.cpu.platform")
+        importlib.import_module("sat_verl.cpu.bridges").install()
 
 
 try:

@@ -17,7 +17,7 @@ WORKER_FILE = "worker.json"
 
 def plain(value: Any) -> Any:
     """A JSON value for a metric: numpy and torch scalars become numbers, non-finite numbers become their names."""
-    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) or hasattr(value, "detach"):
+    if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

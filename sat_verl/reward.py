@@ -99,7 +99,7 @@ def compute_score(
         "acc": float(correct),
         "no_answer": float(result.status in ("no_answer", "truncated")),
         "grader_error": float(result.status == "grader_error"),
-        "pred": _pred(result.answer),
+        "pred": _pred(result),
         "verdict": " ".join(part for part in (result.status, result.method, result.detail) if part),
     }
 
@@ -116,13 +116,14 @@ def _grade_digits(data_source: str, solution: str, ground_truth: Any) -> Grade:
         answer = solution.strip()
     if not answer:
         return Grade("no_answer", detail="no_statement")
-    return Grade("correct" if answer == gold else "wrong", answer, "text", "whole")
+    return Grade("correct" if answer == gold else "wrong", answer, "digits", "whole")
 
 
-def _pred(answer: str | None) -> str:
-    if answer is None:
-        return ""
-    return (normalize.integer(answer) or answer)[:MAX_PRED_CHARS]
+def _pred(result: Grade) -> str:
+    """The answer in the form that makes equal answers equal votes."""
+    answer = result.answer or ""
+    canonical = normalize.integer(answer) if result.method != "digits" else None
+    return (canonical or answer)[:MAX_PRED_CHARS]
 
 
 def _report(data_source: str, ground_truth: Any, result: Grade) -> None:

@@ -46,6 +46,7 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self.recorder = RunRecorder(Path(config.sat_verl.run_dir))
+        self._last_step_end: float | None = None
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -82,12 +83,16 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         row = dict(metrics)
         row.update(self._batch_metrics(batch))
-        row["timing_s/optimizer_step"] = time.perf_counter() - start
+        end = time.perf_counter()
+        row["timing_s/optimizer_step"] = end - start
+        # From the end of the last step: waiting, weight sync and validation count.
+        row["perf/response_tokens_per_s"] = row["response_length/tokens"] / (end - (self._last_step_end or start))
+        self._last_step_end = end
         self.recorder.add(row)
         return batch
 
     def _batch_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Reward and length of this optimizer step's own samples (verl's are over the whole sync window)."""
+        """Reward and length (tokens) of this optimizer step's own samples (verl's are over the whole sync window)."""
         rows = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys = [batch.keys[index] for index in rows]
         scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]

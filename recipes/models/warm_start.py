@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.models.sampling import encode_prompts, success_rate
-from recipes.tasks import SettingError, TaskSpec, capacity, draw
+from recipes.tasks import Problem, SettingError, TaskSpec, capacity, draw
 
 IGNORED = -100  # label of a token that is not trained on
-_POOL = 32768
+_POOL = 8192  # problems encoded once; slips are drawn anew each time one is used
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class WarmStart:
     measured success reaches ``target``, or after ``max_steps``.
     """
 
-    target: float = 0.4
-    slip_rate: float = 0.12
+    target: float = 0.38
+    slip_rate: float = 0.15
     learning_rate: float = 3e-3
     warmup_steps: int = 50
-    batch_size: int = 128
-    max_steps: int = 2500
-    eval_every: int = 50
+    batch_size: int = 64
+    max_steps: int = 800
+    eval_every: int = 10
     eval_samples: int = 512
 
     def __post_init__(self) -> None:
@@ -45,6 +45,27 @@ class WarmStart:
         for setting in ("batch_size", "max_steps", "eval_every", "eval_samples"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting}={getattr(self, setting)!r} is below 1; raise it")
+
+
+# Sorting and adding have fewer places for a slip to matter than the chain has; each needs its own rate for a similar
+# success. Arithmetic prompts are eight times as long, so it is measured less often.
+_BY_TASK: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "sort": {},
+    "arithmetic": {"eval_every": 25, "slip_rate": 0.25},
+}
+
+
+def default_warm_start(task: str) -> WarmStart:
+    """Return the settings for a task.
+
+    Args:
+        task: its name.
+
+    Returns:
+        The settings that give a base model with room to learn in both directions.
+    """
+    return WarmStart(**_BY_TASK.get(task, {}))
 
 
 @dataclass(frozen=True)
@@ -81,10 +102,10 @@ def train(
         report: called at every evaluation.
 
     Returns:
-        Measurements: steps, loss, success_sampled, success_greedy, eval_samples, reached_target, seconds.
+        Measurements: steps, loss, success_sampled, success_greedy, measured_problems, reached_target, seconds.
     """
     started = time.monotonic()
-    held_out = draw(task, "test", min(settings.eval_samples, capacity(task, "test")), seed)
+    held_out = _held_out(task, settings.eval_samples, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     batches = _batches(tokenizer, task, settings, seed)
     loss, success, step = math.nan, 0.0, 0
@@ -102,16 +123,32 @@ def train(
             report(Progress(step, settings.max_steps, loss, success, settings.target, time.monotonic() - started))
             if success >= settings.target:
                 break
-        greedy = success_rate(model, tokenizer, task, held_out, None)
+        final = _measure(model, tokenizer, task, settings, seed)
     model.eval()
     return {
         "steps": step,
         "loss": round(loss, 4),
-        "success_sampled": round(success, 4),
-        "success_greedy": round(greedy, 4),
-        "eval_samples": len(held_out),
+        **final,
         "reached_target": success >= settings.target,
         "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _held_out(task: TaskSpec, size: int, seed: int) -> list[Problem]:
+    """Draw test problems, all of them if there are fewer than ``size``."""
+    return draw(task, "test", min(size, capacity(task, "test")), seed)
+
+
+def _measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: TaskSpec, settings: WarmStart, seed: int
+) -> dict[str, Any]:
+    """Measure success again with other problems and other noise: the stopping rule picked a lucky moment."""
+    problems = _held_out(task, 2 * settings.eval_samples, seed + 1)
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {
+        "success_sampled": round(success_rate(model, tokenizer, task, problems, generator), 4),
+        "success_greedy": round(success_rate(model, tokenizer, task, problems, None), 4),
+        "measured_problems": len(problems),
     }
 
 

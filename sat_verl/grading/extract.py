@@ -42,7 +42,7 @@ _LABEL = re.compile(
 )
 # What may stand before the label on its line in a strict statement, and after its value up to the end of the text.
 _OPENING = re.compile(
-    r"(?:[\s*_#>`~$\-\[\](){}\\.,:：]|so|thus|hence|therefore|then|and|the|my|our|correct|is|final|因此|所以|故)*",
+    r"(?:[\s*_#>`~$\-\[\](){}\\.,:：，、]|so|thus|hence|therefore|then|and|the|my|our|correct|is|final|因此|所以|故)*",
     re.IGNORECASE,
 )
 _CLOSING = re.compile(r"(?:[\s*_#`~$\-.。!]|\\[\])]|</answer>|</?s>|I hope it is correct)*", re.IGNORECASE)

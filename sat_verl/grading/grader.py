@@ -17,6 +17,7 @@ from sat_verl.grading.extract import extract
 Status = Literal["correct", "wrong", "no_answer", "truncated", "grader_error"]
 
 _IN_BASE = re.compile(r"[({]?([0-9A-F]+)[)}]?_(?:\{(?:\\text\{)?(\d+)\}*|(\d+))")
+_ASSIGNMENT = re.compile(r"\s*\$?\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=")
 _CUT = frozenset({"length", "max_tokens", "max_length", "truncated"})
 
 
@@ -170,7 +171,9 @@ def _over_100(text: str, percent: bool) -> str:
 def _compare_plain(gold: str, answer: str) -> tuple[Status, str, str] | None:
     """Compare without sympy; None if that takes more than plain values."""
     expected, found = normalize.integer(gold), normalize.integer(answer)
-    if expected is not None and found is not None and not ("=" in gold and "=" in answer):
+    # In a gold answer "x = 5" names a value, but "x + y = 5" is an equation, and so may "x = 5" be for "y = 5".
+    named = "=" not in gold or ("=" not in answer and _ASSIGNMENT.match(gold) is not None)
+    if expected is not None and found is not None and named:
         return ("correct" if expected == found else "wrong"), "integer", ""
     if layout.same_text(gold, answer):
         return "correct", "text", ""
@@ -178,7 +181,7 @@ def _compare_plain(gold: str, answer: str) -> tuple[Status, str, str] | None:
     if any(based):
         return _compare_in_base(gold, answer)
     value, other = normalize.decimal(gold), normalize.decimal(answer)
-    if value is not None and other is not None and "=" not in gold:
+    if value is not None and other is not None and named:
         if value == other:
             return "correct", "decimal", ""
         if expected is not None:

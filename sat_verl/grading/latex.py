@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from sat_verl.grading import normalize
 from sat_verl.grading import text as layout
 
 _SYMBOLS = str.maketrans(
@@ -23,7 +24,7 @@ _ROOT_SIGN = re.compile(r"√\s*(\d+|[A-Za-z])")
 _REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
 _INTRODUCTION = re.compile(r"\s*\\(?:text|mathrm|mbox)\s*\{([^{}\d]*)\}\s*[:=]?\s*(?=\S)")
 _UNIT = re.compile(
-    r"(?<=[\w})\]])\s*(?:\\(?:text|mathrm|mbox|textrm)\s*\{\s*[^{}\d]*\}"
+    r"(?<=[\w})\]])\s*(?:\\(?:text(?:rm|bf|it)?|mathrm|mbox)\s*\{\s*[^{}\d]*\}"
     r"|(?<![A-Za-z\\])(?:(?:square|cubic)\s+)?(?:units?|degrees?|(?:centi|milli|kilo)?met(?:er|re)s?|cm|mm|km|inch(?:es)?"
     r"|feet|foot|ft|miles?|seconds?|minutes?|hours?|days?|weeks?|years?|dollars?|cents?|grams?|kg|lit(?:er|re)s?))"
     r"(?:\s*\^\s*(?:[23]|\{\s*[23]\s*\}))?\s*$"
@@ -36,6 +37,16 @@ _SCALE = re.compile(r"\s*\\?(?:text\s*\{)?\s*\b(hundred|thousand|million|billion
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|°)\s*$")
 _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)")
+_REWRITES = (
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"\\leqslant(?![A-Za-z])|<=(?!=)"), r"\\le "),
+    (re.compile(r"\\geqslant(?![A-Za-z])|>=(?!=)"), r"\\ge "),
+    (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"\\begin\{array\}\{[^{}]*\}"), r"\\begin{pmatrix}"),
+    (re.compile(r"\\end\{array\}"), r"\\end{pmatrix}"),
+    (re.compile(r"[\[(]\s*(\\begin\{pmatrix\}[^()\[\]]*\\end\{pmatrix\})\s*[\])]"), r"\1"),
+)
 _BRACKET = re.compile(r"[(\[]|\\\{")
 
 
@@ -53,10 +64,12 @@ def fragment(text: str, *, keep_commas: bool = False) -> str:
     text = layout.join_groups(text, keep_commas=keep_commas or _BRACKET.search(text) is not None)
     text = re.sub(r"\\\$|[$€£₹]", "", layout.plain_spaces(text))
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", _ROOT.sub(r"\\sqrt{\1}", text))
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_repeating_decimal, text)
     text = _SCALE.sub(lambda m: rf" \times 10^{{{_POWERS[m[1]]}}} ", text)
     introduction = _INTRODUCTION.match(text)
-    if introduction and not _WORDS_WITH_MEANING.search(introduction.group(1)):
+    if introduction and normalize.introduces(introduction.group(1)):
         text = text[introduction.end() :]
     if not _FUNCTION.search(text):
         text = _DEGREE.sub("", text)

@@ -31,9 +31,14 @@ _NOT_A_UNIT = re.compile(
     r"not|no|non|never|minus|negative|plus|times|half|point|over|under|least|most|more|less|fewer|than|between|or|and|to"
     r"|mod|modulo|a?(?:sin|cos|tan)h?|cot|sec|csc|arc\w+|log|ln|lg|exp|sqrt|root|squared|cubed|factorial|choose|percent"
     r"|pct|pi|infinity|base|dozen|binom|frac|undefined|hundred|thousand|million|billion|trillion|except|if|when|divided"
-    r"|multiplied|power|within|apart|[万亿百千半不非]",
+    r"|multiplied|power|within|apart|perhaps|maybe|probably|possibly|might|could|should|[万亿百千半不非]",
     re.IGNORECASE,
 )
+# One of these after a number starts a clause, which no unit does: "204 because ...".
+_CLAUSE = re.compile(
+    r"because|since|which|that|so|as|is|are|was|but|this|it|we|by|from|for|though|while|then|also", re.IGNORECASE
+)
+_MAX_UNIT_WORDS = 5
 # Prose in front of a number must end in one of these (or a colon): "AB 204" is a product, "there are 204" is not.
 _INTRODUCES = re.compile(
     r"is|are|equals?|be|was|gives?|gets?|has|have|of|answer|exactly|precisely|approximately|about|total|there|yields"
@@ -129,7 +134,7 @@ def _integer_in_prose(text: str) -> str | None:
     zeros = _zeros_of_scale(after)
     if zeros:
         after = after.split(maxsplit=1)[1] if len(after.split()) > 1 else ""
-    if not _introduces(before) or not _is_unit(after):
+    if not introduces(before) or not _is_unit(after):
         return None
     return None if fraction and zeros else _canonical(sign, digits + "0" * zeros)
 
@@ -139,7 +144,15 @@ def _zeros_of_scale(after: str) -> int:
     return _SCALE.get(following[0].lower(), 0) if following else 0
 
 
-def _introduces(before: str) -> bool:
+def introduces(before: str) -> bool:
+    """Whether the text in front of a value merely leads up to it, as "The answer is" does and "more than" does not.
+
+    Args:
+        before: plain text that precedes the value; may be empty.
+
+    Returns:
+        True if the value means the same without that text.
+    """
     found = _WORD.findall(before)
     if not found:
         return not before.strip()
@@ -154,6 +167,8 @@ def _is_unit(after: str) -> bool:
         return False
     if not found:
         return not after.strip(" .")
+    if len(found) > _MAX_UNIT_WORDS or any(_CLAUSE.fullmatch(word) for word in found):
+        return False
     return all(len(word) > 1 or not word.isascii() for word in found)
 
 

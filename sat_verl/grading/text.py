@@ -31,9 +31,11 @@ _LAYOUT = re.compile(
 )
 _SPACE = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|[~\u2009]")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\[,;: ]|\u2009|'| )\d{3}(?!\d))+(?![\d,])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|,\\!\s?|\{,\}|\\[,;: ]|\u2009|'| )\d{3}(?!\d))+(?![\d,])")
 _PADDED_GROUP = re.compile(r"\D0\d\d")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|\\?%)\s*\}|(?<![A-Za-z])percent)$")
+_PERCENT = re.compile(
+    r"\s*(?:\\?%|\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|pct|\\?%)\s*\}|(?<![A-Za-z])(?:percent|pct))$"
+)
 
 _WORD = re.compile(r"[^\W\d_]+")
 _ONLY_WORDS = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff][A-Za-zÀ-ɏ\u4e00-\u9fff '-]*")

@@ -1,0 +1,107 @@
+"""What would fail late, or be silently wrong, is refused before anything starts."""
+
+import pytest
+
+from recipes import guards
+from recipes.compose import compose
+from recipes.derive import derive
+from recipes.errors import ConfigError
+
+
+def check(tmp_path, *overrides):
+    run_dir = [] if any(item.startswith("run_dir=") for item in overrides) else [f"run_dir={tmp_path / 'run'}"]
+    cfg = derive(compose([*run_dir, *overrides]))
+    guards.check(cfg)
+    return cfg
+
+
+def test_the_defaults_pass(tmp_path):
+    check(tmp_path)
+
+
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "gspo_canonical", "sat_grpo", "sat_gspo"])
+@pytest.mark.parametrize("setting", [BYPASS, LOG_PROBS])
+def test_a_clip_needs_the_rollouts_log_probs(tmp_path, algorithm, setting):
+    with pytest.raises(ConfigError) as caught:
+        check(tmp_path, f"algorithm={algorithm}", f"{setting}=false")
+    assert caught.value.setting == setting
+    assert f"set {setting}=true" in str(caught.value)
+
+
+def test_an_unclipped_loss_may_recompute_the_denominator(tmp_path):
+    check(tmp_path, f"{BYPASS}=false", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg")
+
+
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("steps=0", "steps"),
+        ("steps=1.5", "steps"),
+        ("steps=abc", "steps"),
+        ("seed=-1", "seed"),
+        ("prompts_per_step=0", "prompts_per_step"),
+        ("responses_per_prompt=1", "responses_per_prompt"),
+        ("trainer_ranks=3", "trainer_ranks"),
+        ("rollout_replicas=0", "rollout_replicas"),
+        ("dual_clip=1", "dual_clip"),
+        ("task.train_size=8", "task.train_size"),
+        ("data.train_batch_size=17", "data.train_batch_size"),
+        ("data.max_response_length=0", "data.max_response_length"),
+        ("actor_rollout_ref.actor.clip_ratio_low=1.2", "actor_rollout_ref.actor.clip_ratio_low"),
+        ("actor_rollout_ref.actor.clip_ratio_high=-0.1", "actor_rollout_ref.actor.clip_ratio_high"),
+        ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        ("backend.cores=100000", "backend.cores"),
+        ("model=/no/such/folder", "model"),
+    ],
+)
+def test_bad_values_are_refused_by_name(tmp_path, override, setting):
+    with pytest.raises(ConfigError) as caught:
+        check(tmp_path, override)
+    assert caught.value.setting == setting
+    assert "Fix: " in str(caught.value)
+
+
+def test_missing_data_is_refused(tmp_path):
+    train = tmp_path / "train.parquet"
+    with pytest.raises(ConfigError, match=r"task\.train_file=.*no such file"):
+        check(tmp_path, f"task={train}", f"task.test_file={train}", "model=Qwen/Qwen3-0.6B")
+    train.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"task\.test_file"):
+        check(tmp_path, f"task={train}", "model=Qwen/Qwen3-0.6B")
+
+
+def test_a_used_run_folder_is_refused_unless_resumed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="not empty"):
+        check(tmp_path, f"run_dir={tmp_path}")
+    check(tmp_path, f"run_dir={tmp_path}", "resume=true")
+
+
+def test_cuda_without_a_device_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ConfigError, match="set backend=cpu"):
+        check(tmp_path, "backend=cuda")
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode"),
+        ("actor_rollout_ref.actor.policy_loss.alpha=1.5", "alpha"),
+        ("actor_rollout_ref.actor.policy_loss.quantile_scope=batch", "batch"),
+    ],
+)
+def test_what_verls_dataclasses_refuse_is_said_in_one_line(tmp_path, override, part):
+    cfg = check(tmp_path, override)
+    cfg.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        guards.upstream(cfg)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
