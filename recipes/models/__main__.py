@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipes.tasks.base import SettingError
+from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
 
-USAGE = """usage: python -m recipes.models build name=tiny|tiny_moe task=NAME [seed=N] [out=DIR | cache=DIR] [difficulty...]
+USAGE = """usage: python -m recipes.models build name=tiny|tiny_moe task=NAME [seed=N] [out=DIR|cache=DIR] [DIFFICULTY]
   out=DIR    put the model into exactly this folder
   cache=DIR  keep it in a folder of its own under DIR (default .cache/models) and print which
 tasks: chain (digits=6), sort (digits=8), arithmetic (digits=2 terms=2)"""
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     try:
         settings = parse_settings(words[1:], {"seed": 0, "cache": ".cache/models", "out": ""}, ("name", "task"))
         folder, manifest = _build(settings)
-    except SettingError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     measured = manifest["measured"]
@@ -50,8 +50,12 @@ def main(words: list[str]) -> int:
 
 def _build(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     # Imported late: arguments that cannot work are refused without the seconds that torch takes to load.
+    from transformers.utils.logging import disable_progress_bar
+
     from recipes.models.progress import reporter
     from recipes.models.store import build_model_at, ensure_model, read_manifest
+
+    disable_progress_bar()  # a bar for writing one small file
 
     name, task = str(settings["name"]), str(settings["task"])
     difficulty, seed = settings["difficulty"], settings["seed"]

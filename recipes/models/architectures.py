@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen3Config,
@@ -14,7 +15,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from recipes.tasks import SettingError
+from recipes.errors import ConfigError
 
 MAX_POSITIONS = 512
 
@@ -53,10 +54,10 @@ def check_name(name: str) -> None:
         name: the name to look up.
 
     Raises:
-        SettingError: if it is none of :data:`ARCHITECTURES`.
+        ConfigError: if it is none of :data:`ARCHITECTURES`.
     """
     if name not in ARCHITECTURES:
-        raise SettingError(f"name={name!r} is unknown; choose one of {', '.join(ARCHITECTURES)}")
+        raise ConfigError("model", name, "there is no such model", f"choose one of {', '.join(ARCHITECTURES)}")
 
 
 def build_model(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -71,7 +72,7 @@ def build_model(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Pre
         The model, with a generation config that samples at temperature 1 without truncation.
 
     Raises:
-        SettingError: for an unknown name.
+        ConfigError: for an unknown name.
     """
     check_name(name)
     ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
@@ -81,7 +82,12 @@ def build_model(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Pre
             model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**ARCHITECTURES[name], **ids))
         else:
             model = Qwen3ForCausalLM(Qwen3Config(**ARCHITECTURES[name], **ids))
-    generation = model.generation_config
-    generation.do_sample, generation.temperature, generation.top_p, generation.top_k = True, 1.0, 1.0, 0
-    generation.eos_token_id, generation.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return model.float()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from recipes.tasks import Problem, SettingError, TaskSpec
+from recipes.tasks import Problem, TaskSpec
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> torch.Tensor:
@@ -78,10 +78,10 @@ def success_rate(
         The share of right responses. A response that does not end within the limit counts like any other text.
 
     Raises:
-        SettingError: if there are no problems.
+        ValueError: if there are no problems.
     """
     if not problems:
-        raise SettingError("success_rate needs at least one problem")
+        raise ValueError("success_rate needs at least one problem")
     training = model.training
     model.eval()
     responses = sample(model, encode_prompts(tokenizer, problems), task.max_response_chars + 1, generator)

@@ -14,11 +14,12 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from recipes.errors import ConfigError
 from recipes.models.architectures import ARCHITECTURES, MAX_POSITIONS, build_model, check_name
 from recipes.models.sampling import encode_prompts
 from recipes.models.tokenizer import build_tokenizer
 from recipes.models.warm_start import Progress, WarmStart, default_warm_start, train
-from recipes.tasks import SettingError, TaskSpec, get_task
+from recipes.tasks import TaskSpec, get_task
 from recipes.tasks.artifacts import MANIFEST, check_replaceable, key_digest, publish, read_intact
 
 # Part of the cache key: raise it when a change to the code changes the weights it builds.
@@ -53,7 +54,7 @@ def ensure_model(
         A folder in Hugging Face format with a ``manifest.json``. A damaged one is built again.
 
     Raises:
-        SettingError: for an unknown model or task, or settings that cannot work.
+        ConfigError: for an unknown model or task, or settings that cannot work.
     """
     spec = get_task(task, difficulty)
     settings = settings or default_warm_start(task)
@@ -87,7 +88,7 @@ def build_model_at(
         The manifest.
 
     Raises:
-        SettingError: as :func:`ensure_model`, and if ``out`` holds files that were not built here.
+        ConfigError: as :func:`ensure_model`, and if ``out`` holds files that were not built here.
     """
     spec = get_task(task, difficulty)
     settings = settings or default_warm_start(task)
@@ -107,7 +108,7 @@ def model_key(name: str, task: TaskSpec, seed: int, settings: WarmStart) -> dict
         The key.
 
     Raises:
-        SettingError: for an unknown name.
+        ConfigError: for an unknown name.
     """
     check_name(name)
     return {
@@ -129,14 +130,16 @@ def check_length(task: TaskSpec, tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer: the tokenizer.
 
     Raises:
-        SettingError: if prompt and response together have more than ``MAX_POSITIONS`` tokens.
+        ConfigError: if prompt and response together have more than ``MAX_POSITIONS`` tokens.
     """
     prompt = encode_prompts(tokenizer, [task.problem(0)]).shape[1]
     total = prompt + task.max_response_chars + 1
     if total > MAX_POSITIONS:
-        raise SettingError(
-            f"{task.name}: {task.difficulty} needs {total} tokens and the model takes {MAX_POSITIONS}; "
-            f"lower the difficulty"
+        raise ConfigError(
+            "task.difficulty",
+            task.difficulty,
+            f"prompt and response take {total} tokens and the model {MAX_POSITIONS}",
+            "lower it",
         )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from recipes.errors import ConfigError
 from recipes.models.sampling import encode_prompts, success_rate
-from recipes.tasks import Problem, SettingError, TaskSpec, capacity, draw
+from recipes.tasks import Problem, TaskSpec, capacity, draw
 
 IGNORED = -100  # label of a token that is not trained on
 _POOL = 8192  # problems encoded once; slips are drawn anew each time one is used
@@ -39,12 +40,12 @@ class WarmStart:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.target < 1.0:
-            raise SettingError(f"target={self.target!r} is not between 0 and 1; try 0.4")
+            raise ConfigError("target", self.target, "it is not between 0 and 1", "try 0.38")
         if not 0.0 <= self.slip_rate < 1.0:
-            raise SettingError(f"slip_rate={self.slip_rate!r} is not from 0 to below 1; try 0.12")
+            raise ConfigError("slip_rate", self.slip_rate, "it is not from 0 to below 1", "try 0.15")
         for setting in ("batch_size", "max_steps", "eval_every", "eval_samples"):
             if getattr(self, setting) < 1:
-                raise SettingError(f"{setting}={getattr(self, setting)!r} is below 1; raise it")
+                raise ConfigError(setting, getattr(self, setting), "it is below 1", "raise it")
 
 
 # Sorting and adding have fewer places for a slip to matter than the chain has; each needs its own rate for a similar

@@ -1,6 +1,6 @@
 """Synthetic tasks with a verifiable answer and a settable difficulty."""
 
-from recipes.tasks.base import Problem, SettingError, TaskSpec
+from recipes.tasks.base import Problem, TaskSpec
 from recipes.tasks.parquet import ParquetSet, write_parquet
 from recipes.tasks.registry import TASKS, get_task
 from recipes.tasks.splits import capacity, draw
@@ -9,7 +9,6 @@ __all__ = [
     "TASKS",
     "ParquetSet",
     "Problem",
-    "SettingError",
     "TaskSpec",
     "capacity",
     "draw",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from recipes.tasks import SettingError, get_task, write_parquet
+from recipes.errors import ConfigError
+from recipes.tasks import get_task, write_parquet
 from recipes.tasks.cli import parse_settings
 
 USAGE = """usage: python -m recipes.tasks write task=NAME out=DIR [train_size=N] [test_size=N] [seed=N] [difficulty...]
@@ -30,7 +31,7 @@ def main(words: list[str]) -> int:
         made = write_parquet(
             task, str(settings["out"]), settings["train_size"], settings["test_size"], settings["seed"]
         )
-    except SettingError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{made.train}\n{made.test}\nrows sha256 {made.manifest['rows_sha256']}")

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recipes.tasks.base import MAX_PROBLEMS, Problem, SettingError, TaskSpec, check_int, slipped
+from recipes.errors import ConfigError
+from recipes.tasks.base import MAX_PROBLEMS, Problem, TaskSpec, check_int, slipped
 
 _BOXED = re.compile(r"\\boxed\{\s*(-?[0-9]+)\s*\}")
 
@@ -28,9 +29,11 @@ class ArithmeticTask(TaskSpec):
         check_int(self.name, "digits", self.digits, 1, 9)
         check_int(self.name, "terms", self.terms, 2, 9)  # more terms and a column total has three digits
         if self.num_problems > MAX_PROBLEMS:
-            raise SettingError(
-                f"{self.name}: digits={self.digits} with terms={self.terms} gives more than {MAX_PROBLEMS} problems; "
-                f"lower digits or terms so that digits * terms <= 18"
+            raise ConfigError(
+                "task.difficulty",
+                self.difficulty,
+                f"that gives more than {MAX_PROBLEMS} problems",
+                "lower digits or terms until digits * terms is at most 18",
             )
 
     @property

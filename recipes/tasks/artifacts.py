@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes.tasks.base import SettingError
+from recipes.errors import ConfigError
 
 MANIFEST = "manifest.json"
 _STALE_SECONDS = 3600.0
@@ -81,7 +81,7 @@ def publish(
         The manifest.
 
     Raises:
-        SettingError: if ``folder`` holds files that were not written here.
+        ConfigError: if ``folder`` holds files that were not written here.
     """
     if not owned:
         check_replaceable(folder)
@@ -93,7 +93,9 @@ def publish(
         files = {path.name: file_digest(path) for path in sorted(staged.iterdir())}
         manifest = {"key": key, **extra, "files": files}
         (staged / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        staged.chmod(0o755)  # mkdtemp makes it private
+        staged.chmod(0o755)  # mkdtemp makes it private, safetensors its file
+        for path in staged.iterdir():
+            path.chmod(0o644)
         _swap_in(staged, folder, key)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -107,18 +109,20 @@ def check_replaceable(folder: Path) -> None:
         folder: the target.
 
     Raises:
-        SettingError: if it is a file, or a folder with other files in it.
+        ConfigError: if it is a file, or a folder with other files in it.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise SettingError(f"out={folder} is a file; name a folder")
+        raise ConfigError("out", folder, "it is a file", "name a folder")
     known = {MANIFEST, *(_read_manifest(folder) or {"files": {}})["files"]}
     strange = sorted(path.name for path in folder.iterdir() if path.name not in known)
     if strange or (any(folder.iterdir()) and _read_manifest(folder) is None):
-        raise SettingError(
-            f"out={folder} holds files that were not built here ({', '.join(strange) or MANIFEST}); "
-            f"name another folder or empty this one"
+        raise ConfigError(
+            "out",
+            folder,
+            f"it holds files that were not built here ({', '.join(strange) or MANIFEST})",
+            "name another folder or empty this one",
         )
 
 

@@ -11,10 +11,6 @@ from typing import Any, ClassVar
 MAX_PROBLEMS = 2**60
 
 
-class SettingError(ValueError):
-    """A setting has a value that cannot work; the message names the setting, the value and the fix."""
-
-
 def check_int(task: str, setting: str, value: object, low: int, high: int) -> None:
     """Refuse a difficulty setting that is no integer from ``low`` to ``high``.
 
@@ -26,11 +22,14 @@ def check_int(task: str, setting: str, value: object, low: int, high: int) -> No
         high: largest value allowed.
 
     Raises:
-        SettingError: if ``value`` is out of range or of another type (``True`` is not the number 1 here).
+        ConfigError: if ``value`` is out of range or of another type (``True`` is not the number 1 here).
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SettingError(
-            f"{task}: {setting}={value!r} is not an integer from {low} to {high}; choose one in that range"
+        raise ConfigError(
+            f"task.difficulty.{setting}",
+            repr(value),
+            f"the {task} task takes an integer from {low} to {high}",
+            "choose one in that range",
         )
 
 

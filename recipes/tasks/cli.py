@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipes.tasks.base import SettingError
+from recipes.errors import ConfigError
 
 
 def parse_settings(words: Sequence[str], defaults: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
@@ -20,22 +20,22 @@ def parse_settings(words: Sequence[str], defaults: Mapping[str, Any], required: 
         All settings, plus ``difficulty`` with the rest. Whole numbers become ``int``.
 
     Raises:
-        SettingError: for a word that is not ``key=value``, a repeated or a missing setting.
+        ConfigError: for a word that is not ``key=value``, a repeated or a missing setting.
     """
     given: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals and value):
-            raise SettingError(f"{word!r} is not of the form name=value, e.g. task=chain")
+            raise ConfigError("argument", word, "it is not of the form name=value", "write e.g. task=chain")
         if name in given:
-            raise SettingError(f"{name} is given twice ({given[name]!r} and {value!r}); give it once")
+            raise ConfigError(name, value, f"it is given twice, as {given[name]} before", "give it once")
         given[name] = int(value) if value.lstrip("-").isdecimal() else value
     for name in required:
         if name not in given:
-            raise SettingError(f"{name} is missing; add {name}=...")
+            raise ConfigError(name, "", "it is missing", f"add {name}=...")
     settings = {**defaults, **{name: given[name] for name in given if name in defaults or name in required}}
     settings["difficulty"] = {name: value for name, value in given.items() if name not in settings}
     for name, default in defaults.items():
         if isinstance(default, int) and not isinstance(settings[name], int):
-            raise SettingError(f"{name}={settings[name]!r} is not a whole number; write e.g. {name}={default}")
+            raise ConfigError(name, settings[name], "it is not a whole number", f"write e.g. {name}={default}")
     return settings

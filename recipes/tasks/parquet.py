@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.tasks.artifacts import publish, read_intact
+from recipes.tasks.artifacts import key_digest, publish, read_intact
 from recipes.tasks.base import Problem, TaskSpec
 from recipes.tasks.splits import Split, check_size, draw
 
@@ -51,7 +51,7 @@ def write_parquet(task: TaskSpec, out_dir: str | Path, train_size: int, test_siz
 
     Args:
         task: the task at its difficulty.
-        out_dir: a folder for these files alone; it is replaced as a whole when the settings change.
+        out_dir: where data sets are kept, each in a folder of its own, named by everything it depends on.
         train_size: rows of the train set.
         test_size: rows of the test set.
         seed: chooses the sample.
@@ -60,12 +60,11 @@ def write_parquet(task: TaskSpec, out_dir: str | Path, train_size: int, test_siz
         The paths and the manifest; its ``rows_sha256`` identifies the problems whatever wrote the parquet bytes.
 
     Raises:
-        SettingError: if there are too few distinct problems, or ``out_dir`` holds other files.
+        ConfigError: if there are too few distinct problems.
     """
     sizes: dict[Split, int] = {"train": train_size, "test": test_size}
     for split, size in sizes.items():
         check_size(task, split, size)
-    folder = Path(out_dir)
     key = {
         "task": task.name,
         "difficulty": task.difficulty,
@@ -74,6 +73,8 @@ def write_parquet(task: TaskSpec, out_dir: str | Path, train_size: int, test_siz
         "test_size": test_size,
         "version": DATA_VERSION,
     }
+
+    folder = Path(out_dir) / f"{task.name}-seed{seed}-{key_digest(key)}"
 
     def write(staged: Path) -> dict[str, Any]:
         rows = {
@@ -87,7 +88,7 @@ def write_parquet(task: TaskSpec, out_dir: str | Path, train_size: int, test_siz
         text = json.dumps(rows, sort_keys=True)
         return {"rows_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
-    manifest = read_intact(folder, key) or publish(folder, key, write)
+    manifest = read_intact(folder, key) or publish(folder, key, write, owned=True)
     return ParquetSet(folder / "train.parquet", folder / "test.parquet", manifest)
 
 

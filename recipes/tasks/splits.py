@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from recipes.tasks.base import Problem, SettingError, TaskSpec
+from recipes.errors import ConfigError
+from recipes.tasks.base import Problem, TaskSpec
 
 Split = Literal["train", "test"]
 TEST_SHARE = 8  # one problem in this many is a test problem
@@ -41,13 +42,15 @@ def check_size(task: TaskSpec, split: Split, size: int) -> None:
         size: how many distinct problems are wanted.
 
     Raises:
-        SettingError: if ``size`` is not from 1 to the capacity of the split.
+        ConfigError: if ``size`` is not from 1 to the capacity of the split.
     """
     most = capacity(task, split)
     if not isinstance(size, int) or not 1 <= size <= most:
-        raise SettingError(
-            f"{task.name}: {split}_size={size!r} is not from 1 to {most}, the distinct {split} problems at "
-            f"{task.difficulty}; lower {split}_size or raise the difficulty"
+        raise ConfigError(
+            f"task.{split}_size",
+            size,
+            f"the {task.name} task at {task.difficulty} has {most} distinct {split} problems",
+            f"set it from 1 to {most}, or raise the difficulty",
         )
 
 
@@ -67,7 +70,7 @@ def draw(task: TaskSpec, split: Split, size: int, seed: int, start: int = 0) -> 
         The problems.
 
     Raises:
-        SettingError: if the split has fewer than ``start + size`` problems.
+        ConfigError: if the split has fewer than ``start + size`` problems.
     """
     check_size(task, split, start + size)
     order = np.arange(start, start + size, dtype=np.uint64)
