@@ -30,7 +30,7 @@ class RunFailedError(RuntimeError):
     """The training processes ended with an error; the message holds its first cause."""
 
 
-def prepare(cfg: DictConfig, console: Console) -> None:
+def prepare(cfg: DictConfig) -> None:
     """Build (or find in the cache) the data and the tiny model, and write their paths into the config."""
     with open_dict(cfg):
         if cfg.task.name == "parquet":
@@ -38,7 +38,7 @@ def prepare(cfg: DictConfig, console: Console) -> None:
         else:
             cfg.data.train_files, cfg.data.val_files = build_data(cfg)
         if cfg.model.name != "hf":
-            cfg.actor_rollout_ref.model.path = build_model(cfg, console)
+            cfg.actor_rollout_ref.model.path = build_model(cfg)
 
 
 def build_data(cfg: DictConfig) -> tuple[str, str]:
@@ -49,11 +49,15 @@ def build_data(cfg: DictConfig) -> tuple[str, str]:
     return str(data.train), str(data.test)
 
 
-def build_model(cfg: DictConfig, console: Console) -> str:
+def build_model(cfg: DictConfig) -> str:
     from recipes.models import ensure_model
+    from recipes.models.progress import reporter
 
     difficulty = OmegaConf.to_container(cfg.task.difficulty)
-    return str(ensure_model(cfg.model.name, cfg.task.name, difficulty, cfg.model.seed, Path(cfg.cache_dir) / "models"))
+    cache = Path(cfg.cache_dir) / "models"
+    with reporter(f"warm start of {cfg.model.name} on {cfg.task.name}") as report_progress:
+        path = ensure_model(cfg.model.name, cfg.task.name, difficulty, cfg.model.seed, cache, report=report_progress)
+    return str(path)
 
 
 def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
@@ -155,7 +159,7 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     console = console or Console()
     derive(cfg)
     guards.check(cfg)
-    prepare(cfg, console)
+    prepare(cfg)
     guards.upstream(cfg)
     started = time.time()
     run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])

@@ -141,14 +141,18 @@ def effective_radius(q: float, eps: float, exponent: float, *, upper: bool) -> f
         nominal = math.inf
     if not 0 < q < nominal:
         return eps
-    # Bisection of log u, as u* may be tiny; its floor q makes the max(q, u*) by itself. e^-64 is as good as 0.
-    low, high = q, min(nominal, 64.0)
-    for _ in range(64):
-        u = math.sqrt(low) * math.sqrt(high)
-        # psi with the power capped, as float ** float raises where a tensor would overflow to infinity.
-        psi = 1 / (1 + math.exp(min(exponent * math.log(u / q), 700.0)))
-        if sign * math.expm1(sign * u) < eps * psi:
-            low = u
+    at_q = sign * math.expm1(sign * q)
+    if at_q >= eps / 2:  # psi(q; q) = 1/2, so u* <= q
+        return min(at_q, eps)
+    # Bisection of log u, as u* may be tiny; e^-64 is as good as 0.
+    log_q = math.log(q)
+    low, high = log_q, math.log(min(nominal, 64.0))
+    for _ in range(50):
+        log_u = (low + high) / 2
+        # The power is capped, as math.exp raises where a tensor would overflow to infinity.
+        psi = 1 / (1 + math.exp(min(exponent * (log_u - log_q), 700.0)))
+        if sign * math.expm1(sign * math.exp(log_u)) < eps * psi:
+            low = log_u
         else:
-            high = u
-    return min(sign * math.expm1(sign * high), eps)
+            high = log_u
+    return min(sign * math.expm1(sign * math.exp(high)), eps)

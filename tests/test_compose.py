@@ -74,7 +74,10 @@ def test_grpo_and_gspo_differ_only_in_loss_and_aggregation():
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "sat_grpo", "sat_gspo"])
 def test_all_arms_share_radii_and_dual_clip(algorithm):
     values = resolved(f"algorithm={algorithm}")
-    assert (values["actor_rollout_ref.actor.clip_ratio_low"], values["actor_rollout_ref.actor.clip_ratio_high"]) == (0.2, 0.2)
+    assert (values["actor_rollout_ref.actor.clip_ratio_low"], values["actor_rollout_ref.actor.clip_ratio_high"]) == (
+        0.2,
+        0.2,
+    )
     assert values["actor_rollout_ref.actor.clip_ratio_c"] == NO_DUAL_CLIP
     assert resolved(f"algorithm={algorithm}", "dual_clip=3")["actor_rollout_ref.actor.clip_ratio_c"] == 3
 
@@ -97,7 +100,11 @@ def test_short_forms(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert expand_short_forms([f"model={tmp_path}"]) == ["model=hf", f"model.path={tmp_path}"]
     assert expand_short_forms(["model=Qwen/Qwen3-0.6B"]) == ["model=hf", "model.path=Qwen/Qwen3-0.6B"]
-    assert expand_short_forms(["task=a.parquet", "model=tiny"]) == ["task=parquet", "task.train_file=a.parquet", "model=tiny"]
+    assert expand_short_forms(["task=a.parquet", "model=tiny"]) == [
+        "task=parquet",
+        "task.train_file=a.parquet",
+        "model=tiny",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,13 @@ def test_a_cpu_run_has_platform_bridges_and_alias():
         dist.all_reduce(torch.ones(1))
         print(m.version("vllm"))
     """
-    environment = {"VERL_PLATFORM": "cpu", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = {
+        "VERL_PLATFORM": "cpu",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     assert run_python(code, **environment).endswith("+cpu")
 
 

@@ -87,9 +87,9 @@ def test_adds_the_drift_and_nothing_else(loss_mode):
     assert metrics["actor/abs_log_ratio"].aggregate() == pytest.approx(expected_drift(leaf, data), rel=1e-6)
 
 
-def test_returns_the_loss_of_ppo_loss_itself(monkeypatch):
-    loss, calls = torch.tensor(1.0), []
-    monkeypatch.setattr("sat_verl.drift.ppo_loss", lambda *args: calls.append(args) or (loss, {}))
+def test_returns_the_loss_of_ppo_loss_itself_and_keeps_a_drift_it_reports(monkeypatch):
+    loss, calls, reported = torch.tensor(1.0), [], {}
+    monkeypatch.setattr("sat_verl.drift.ppo_loss", lambda *args: calls.append(args) or (loss, dict(reported)))
     leaf, output = model_output()
     data, config, group = micro_batch(), actor_config("vanilla"), object()
     returned, metrics = ppo_loss_with_drift(config, output, data, group)
@@ -97,6 +97,8 @@ def test_returns_the_loss_of_ppo_loss_itself(monkeypatch):
     assert len(calls) == 1
     assert all(a is b for a, b in zip(calls[0], (config, output, data, group), strict=True))
     assert metrics["actor/abs_log_ratio"].aggregate() == pytest.approx(expected_drift(leaf, data), rel=1e-6)
+    reported["actor/abs_log_ratio"] = Metric(value=0.5, aggregation=AggregationType.MEAN)
+    assert ppo_loss_with_drift(config, output, data)[1] == reported
 
 
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])

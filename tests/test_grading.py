@@ -159,7 +159,24 @@ def test_long_integers_stay_on_the_fast_path(text, no_worker):
 
 
 @pytest.mark.parametrize(
-    "text", ["1+1", "12-5", "5²", "½", "1e", "e5", "204x", "20 4", "1,2", "(1, 24)", "204!", "204_5", "204\\pi", "--4"]
+    "text",
+    [
+        "1+1",
+        "12-5",
+        "5²",
+        "½",
+        "1e",
+        "e5",
+        "204x",
+        "20 4",
+        "1,2",
+        "(1, 24)",
+        "204!",
+        "204_5",
+        "204\\pi",
+        "--4",
+        "1 < x = 204",
+    ],
 )
 def test_what_is_not_one_number_is_not_read_as_one(text):
     assert normalize.integer(text) is None

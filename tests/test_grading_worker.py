@@ -67,11 +67,18 @@ def test_sixteen_threads_share_one_worker_and_waiting_costs_no_deadline(verifier
     assert results == ["grader_error"] + [t[2] for t in tasks[1:]]
 
 
-def test_busy_machine_costs_no_deadline_but_a_stuck_worker_does(verifier):
+def test_deadline_counts_computing_and_not_the_clock(verifier):
     verifier.compare("1", "2")
-    os.kill(verifier.pid, signal.SIGSTOP)
-    threading.Timer(1.5, os.kill, (verifier.pid, signal.SIGCONT)).start()
-    assert verifier.compare("0.5", r"\frac12", deadline_s=1).kind == "equal"
+    # Stopped for 1.5 s in the middle of its work, as a machine with too many processes would do.
+    threading.Timer(0.3, os.kill, (verifier.pid, signal.SIGSTOP)).start()
+    threading.Timer(1.8, os.kill, (verifier.pid, signal.SIGCONT)).start()
+    started = time.monotonic()
+    assert verifier.compare("204", HANGING, deadline_s=1).detail == "deadline"
+    assert time.monotonic() - started > 2.1
+
+
+def test_stuck_worker_is_given_up(verifier):
+    verifier.compare("1", "2")
     os.kill(verifier.pid, signal.SIGSTOP)
     assert verifier.compare("0.5", r"\frac12", deadline_s=0.3) == verify.Verdict("error", "deadline")
     assert verifier.compare("0.5", r"\frac12").kind == "equal"
@@ -167,6 +174,12 @@ stdout=subprocess.PIPE, pass_fds=[{reader}]); p.stdout.readline(); print(p.pid, 
     os.close(writer)
 
 
+def test_unreadable_gold_is_an_error_and_an_unreadable_answer_is_wrong():
+    assert grade("\\boxed{x+1}", "\\frac{1}{2").detail == "gold_unparsed"
+    unread = grade("\\boxed{\\frac{1}{}{+}}", "\\frac{1}{2}")
+    assert (unread.status, unread.detail) == ("wrong", "answer_unparsed")
+
+
 def test_missing_math_verify_is_named_only_when_needed(monkeypatch, tmp_path):
     monkeypatch.setattr(verify, "_shared", verify.Verifier())
     find_spec = verify.importlib.util.find_spec
@@ -179,7 +192,7 @@ def test_missing_math_verify_is_named_only_when_needed(monkeypatch, tmp_path):
 
 
 def test_broken_math_verify_is_named_too(monkeypatch, tmp_path, verifier):
-    (tmp_path / "math_verify.py").write_text("raise ImportError('half installed')")
+    (tmp_path / "math_verify.py").write_text("print('{}')\nraise ImportError('half installed')")
     monkeypatch.setattr(verify.sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(verify, "Path", lambda _: tmp_path / "a" / "b" / "c")
     with pytest.raises(MathVerifyMissingError, match=r"half installed.*pip install math-verify"):

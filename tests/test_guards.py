@@ -54,7 +54,10 @@ def test_an_unclipped_loss_may_recompute_the_denominator(tmp_path):
         ("actor_rollout_ref.actor.clip_ratio_low=1.2", "actor_rollout_ref.actor.clip_ratio_low"),
         ("actor_rollout_ref.actor.clip_ratio_high=-0.1", "actor_rollout_ref.actor.clip_ratio_high"),
         ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        ),
         ("backend.cores=100000", "backend.cores"),
         ("model=/no/such/folder", "model"),
     ],

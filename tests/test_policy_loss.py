@@ -472,6 +472,14 @@ def test_config_loads_as_part_of_verls_own_trainer_config():
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_radii_left_out_are_clip_ratio_as_in_verl(method):
+    batch, info = random_batch(2, scale=0.3), {"rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1}
+    left_out = FSDPActorConfig(clip_ratio=0.1, clip_ratio_low=None, clip_ratio_high=None, **info)
+    got = run(f"sat_{method}", batch, "token-mean", left_out)
+    assert got[2] == run(f"sat_{method}", batch, "token-mean", actor_config(eps=(0.1, 0.1)))[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_bad_calls_are_refused(method):
     with pytest.raises(ValueError, match="need config"):
         run(f"sat_{method}", random_batch(0), "token-mean", None)

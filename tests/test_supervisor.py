@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the supervisor adopts orphans on Linux only")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the supervisor adopts orphans on Linux only"
+)
 
 # A run in small: a child in a session of its own, whose own child is an orphan at once, holding shared memory.
 RUN = """

@@ -12,11 +12,8 @@ from typing import Any
 import numpy
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
 
-from recipes.errors import ConfigError
 from recipes.models.architectures import ARCHITECTURES, MAX_POSITIONS, build_model, check_name
-from recipes.models.sampling import encode_prompts
 from recipes.models.tokenizer import build_tokenizer
 from recipes.models.warm_start import Progress, WarmStart, default_warm_start, train
 from recipes.tasks import TaskSpec, get_task
@@ -122,27 +119,6 @@ def model_key(name: str, task: TaskSpec, seed: int, settings: WarmStart) -> dict
     }
 
 
-def check_length(task: TaskSpec, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a difficulty whose prompts and responses do not fit the model.
-
-    Args:
-        task: the task at its difficulty.
-        tokenizer: the tokenizer.
-
-    Raises:
-        ConfigError: if prompt and response together have more than ``MAX_POSITIONS`` tokens.
-    """
-    prompt = encode_prompts(tokenizer, [task.problem(0)]).shape[1]
-    total = prompt + task.max_response_chars + 1
-    if total > MAX_POSITIONS:
-        raise ConfigError(
-            "task.difficulty",
-            task.difficulty,
-            f"prompt and response take {total} tokens and the model {MAX_POSITIONS}",
-            "lower it",
-        )
-
-
 def _build(
     folder: Path,
     key: dict[str, Any],
@@ -158,7 +134,6 @@ def _build(
     if not owned:
         check_replaceable(folder)  # before the training rather than after it
     tokenizer = build_tokenizer(MAX_POSITIONS)
-    check_length(task, tokenizer)
     model = build_model(key["name"], tokenizer, seed)
     # Trained in memory: nothing is on disk until the model is complete.
     measured = train(model, tokenizer, task, settings, seed, report)

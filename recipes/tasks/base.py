@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from recipes.errors import ConfigError
+
 # Problem numbers stay below this, so that they fit a signed 64-bit column and numpy's index arithmetic.
 MAX_PROBLEMS = 2**60
 
@@ -76,7 +78,7 @@ class TaskSpec(ABC):
     @property
     @abstractmethod
     def steps_per_response(self) -> int:
-        """At how many places of a worked response a slip can happen."""
+        """How many steps of a worked response can go wrong."""
 
     @abstractmethod
     def problem(self, number: int) -> Problem:
@@ -95,7 +97,8 @@ class TaskSpec(ABC):
 
         Every step goes wrong with probability ``slip_rate`` and the later steps carry on from the wrong value, so
         a model that imitates these responses knows the procedure but executes it unreliably: about
-        ``(1 - slip_rate) ** steps_per_response`` of its samples are right, and RL has something to sharpen.
+        ``(1 - slip_rate) ** steps_per_response`` of its samples are right, and RL has something to sharpen (see
+        :meth:`slip_rate_for`).
 
         Args:
             problem: the problem to answer.
@@ -105,6 +108,17 @@ class TaskSpec(ABC):
         Returns:
             The response without the end-of-turn token.
         """
+
+    def slip_rate_for(self, success: float) -> float:
+        """Return the slip rate at which a perfect imitator succeeds about this often.
+
+        Args:
+            success: above 0, at most 1. Slips that cancel each other come on top.
+
+        Returns:
+            The slip rate.
+        """
+        return float(1.0 - success ** (1.0 / self.steps_per_response))
 
     @abstractmethod
     def is_correct(self, response: str, ground_truth: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,6 @@ from recipes.tasks.base import Problem, TaskSpec, check_int, slipped
 
 # 10**18 problems are the most that stay below MAX_PROBLEMS.
 MAX_DIGITS = 18
-_LAST_DIGIT = re.compile(r"[0-9](?=[^0-9]*\Z)")
 
 
 def wrong_digit(digit: int, rng: random.Random) -> int:
@@ -29,7 +28,7 @@ def wrong_digit(digit: int, rng: random.Random) -> int:
 
 @dataclass(frozen=True)
 class ChainTask(TaskSpec):
-    """Add up ``digits`` digits modulo 10; only the last digit of the response is checked.
+    """Add up ``digits`` digits modulo 10; only the last character of the response is checked.
 
     The tokens before it are free. The worked response writes the running sum after every digit.
     """
@@ -66,8 +65,7 @@ class ChainTask(TaskSpec):
         return "".join(written)
 
     def is_correct(self, response: str, ground_truth: str) -> bool:
-        last = _LAST_DIGIT.search(response)
-        return last is not None and last.group() == ground_truth
+        return response.rstrip()[-1:] == ground_truth
 
 
 @dataclass(frozen=True)
@@ -90,18 +88,18 @@ class SortTask(TaskSpec):
 
     @property
     def steps_per_response(self) -> int:
-        return self.digits
+        return self.digits - 1  # nothing is left to confuse the last digit with
 
     def problem(self, number: int) -> Problem:
         text = f"{number:0{self.digits}d}"
         return Problem(number, text, "".join(sorted(text)))
 
     def worked_response(self, problem: Problem, rng: random.Random, slip_rate: float) -> str:
-        # A slip takes any digit that is left instead of the smallest, and the rest is sorted from what remains.
-        # It may pick an equal digit, so somewhat more than (1 - slip_rate) ** digits come out right.
+        # A slip takes one of the larger digits that are left instead of the smallest; what remains is sorted on.
         left, written = sorted(problem.prompt), []
         while left:
-            at = rng.randrange(len(left)) if slipped(rng, slip_rate) else 0
+            larger = bisect_right(left, left[0])
+            at = rng.randrange(larger, len(left)) if larger < len(left) and slipped(rng, slip_rate) else 0
             written.append(left.pop(at))
         return "".join(written)
 

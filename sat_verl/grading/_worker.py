@@ -77,6 +77,8 @@ def load() -> Compare:
     formula = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=rules),)
 
     def read(text: str) -> Any:
+        if _unbalanced(text):
+            return None
         # The library's own timeouts rest on SIGALRM, and its string fallback calls texts equal that it cannot read.
         parsed = parse(
             f"\\boxed{{{text}}}", extraction_config=formula, fallback_mode="no_fallback", parsing_timeout=None
@@ -105,6 +107,12 @@ def load() -> Compare:
         return ("different", "recheck") if _checks.contradicts(expected, found) else ("equal", "")
 
     return compare
+
+
+def _unbalanced(text: str) -> bool:
+    """Whether a box around the text would end elsewhere than after it."""
+    bare = text.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
+    return bare.count("{") != bare.count("}")
 
 
 def _lines(parent: int) -> Iterator[bytes]:
