@@ -50,9 +50,12 @@ def build_data(cfg: DictConfig) -> tuple[str, str]:
 
 
 def build_model(cfg: DictConfig) -> str:
+    from transformers.utils.logging import disable_progress_bar
+
     from recipes.models import ensure_model
     from recipes.models.progress import reporter
 
+    disable_progress_bar()  # transformers' bar for writing one small file
     difficulty = OmegaConf.to_container(cfg.task.difficulty)
     cache = Path(cfg.cache_dir) / "models"
     with reporter(f"warm start of {cfg.model.name} on {cfg.task.name}") as report_progress:

@@ -49,5 +49,6 @@ def _abs_log_ratio(log_probs: torch.Tensor, data: TensorDict) -> float:
     log_prob = no_padding_2_padding(log_probs, data)
     padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
     active = padded["response_mask"].bool()
-    drift = torch.where(active, log_prob - padded["old_log_probs"], 0.0).abs().sum(dtype=torch.float64)
-    return (drift / active.sum().clamp(min=1)).item()
+    distance = torch.where(active, log_prob - padded["old_log_probs"], 0.0).abs()
+    drift = distance.sum(dtype=torch.promote_types(distance.dtype, torch.float32))
+    return (drift.double() / active.sum().clamp(min=1)).item()

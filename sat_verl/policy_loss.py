@@ -188,22 +188,22 @@ def _metrics(
 
     With no active token all are 0, but the radii nominal and the contraction 1.
     """
-    # Sums of 1 - c: a token of full radius, masked ones included, adds exactly 0. Double, so that counts beyond 2^24
-    # and float64 input survive. One transfer for everything is the only wait for the device.
+    # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0. The stack is double, so that
+    # counts beyond 2^24 and float64 input survive; its one transfer is the only wait for the device.
     on_device = [
-        region.q.double(),
-        active.sum(dtype=torch.float64),
-        region.gate.sum(dtype=torch.float64),
-        (1 - region.c_minus).sum(dtype=torch.float64),
-        (1 - region.c_plus).sum(dtype=torch.float64),
-        torch.minimum(region.c_minus, region.c_plus).amin().double(),
-        removed[0].sum(dtype=torch.float64),
-        removed[1].sum(dtype=torch.float64),
-        log_ratio.abs().sum(dtype=torch.float64),
-        *(value.double() for value in base.values()),
+        region.q,
+        torch.count_nonzero(active),
+        torch.count_nonzero(region.gate),
+        (1 - region.c_minus).sum(),
+        (1 - region.c_plus).sum(),
+        torch.minimum(region.c_minus, region.c_plus).amin(),
+        torch.count_nonzero(removed[0]),
+        torch.count_nonzero(removed[1]),
+        log_ratio.abs().sum(dtype=region.q.dtype),
+        *base.values(),
     ]
     q, count, gated, cut_low, cut_high, strongest, removed_pos, removed_neg, drift, *base_values = torch.stack(
-        on_device
+        [value.double() for value in on_device]
     ).tolist()
     n = max(count, 1.0)
     active_q = q if gated else 0.0

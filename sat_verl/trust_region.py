@@ -42,7 +42,7 @@ def tail_reference(distance: torch.Tensor, active: torch.Tensor, alpha: float) -
     Returns:
         q, shape ``()``, dtype of ``distance``; 0 if no token is active.
     """
-    count = active.sum(dtype=torch.float64)
+    count = torch.count_nonzero(active).double()
     n = count.clamp(min=1)
     # rank = the smallest k with k/n >= alpha, that division being the ECDF; ceil(alpha * n) alone can be one off
     # (0.07 * 100 = 7.000000000000001).

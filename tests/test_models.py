@@ -32,6 +32,15 @@ NAMES = list(ARCHITECTURES)
 SHORT = WarmStart(batch_size=8, max_steps=4, eval_every=2, eval_samples=16)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """A second thread only waits for the first on models this small, for a long time when the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return build_tokenizer(MAX_POSITIONS)
@@ -76,8 +85,9 @@ def test_chat_template(tokenizer):
         {"role": "user", "content": "12"},
         {"role": "assistant", "content": "3"},
         {"role": "tool", "content": "ok"},
+        {"role": "critic", "content": "no"},
     ]
-    text = f"{SYSTEM}Add.{EOS}{USER}12{EOS}{ASSISTANT}3{EOS}{TOOL}ok{EOS}"
+    text = f"{SYSTEM}Add.{EOS}{USER}12{EOS}{ASSISTANT}3{EOS}{TOOL}ok{EOS}{USER}no{EOS}"
     assert tokenizer.apply_chat_template(chat, tokenize=False) == text
     assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == text + ASSISTANT
 
@@ -147,7 +157,7 @@ def test_the_seed_fixes_the_weights_and_nothing_else(tokenizer, name):
 
 
 def test_an_unknown_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="tiny_meo.*tiny, tiny_moe"):
+    with pytest.raises(ConfigError, match=r"tiny_meo.*tiny, tiny_moe"):
         ensure_model("tiny_meo", "chain", cache_dir=tmp_path)
 
 
@@ -347,15 +357,14 @@ def test_files_of_others_are_refused_before_training(tmp_path, monkeypatch):
         build_model_at(tmp_path, "tiny", "chain", settings=SHORT)
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_build_leaves_nothing(tmp_path, kill):
+def test_a_killed_build_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "recipes.models", "build", "name=tiny", "task=chain", f"cache={tmp_path}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as build:
         for line in build.stderr:
             if "step 10" in line:  # the first evaluation
                 break
-        build.send_signal(kill)
-    assert build.returncode in (-signal.SIGKILL, 143)
+        build.kill()
+    assert build.returncode == -signal.SIGKILL
     assert not list(tmp_path.iterdir())
 
 
@@ -365,7 +374,6 @@ def test_a_killed_build_leaves_nothing(tmp_path, kill):
 def test_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(store, "default_warm_start", lambda task: SHORT)
     words = ["build", "name=tiny", "task=chain", "seed=2", "digits=3", f"out={tmp_path / 'model'}"]
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # leave the test runner's handler alone
     assert main(words) == 1
     captured = capsys.readouterr()
     assert captured.out.startswith(f"{tmp_path / 'model'}\n136640 parameters, 4 steps")
@@ -384,8 +392,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
         ([], "usage"),
     ],
 )
-def test_command_line_refuses_what_it_does_not_know(words, message, monkeypatch, capsys):
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+def test_command_line_refuses_what_it_does_not_know(words, message, capsys):
     assert main(words) == 2
     assert message in capsys.readouterr().err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ def main(words: list[str]) -> int:
     if words[:1] != ["build"]:
         print(USAGE, file=sys.stderr)
         return 2
-    # A polite kill then unwinds the stack, which removes what is half written.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         settings = parse_settings(words[1:], {"seed": 0, "cache": ".cache/models", "out": ""}, ("name", "task"))
         folder, manifest = _build(settings)

@@ -10,12 +10,13 @@ USER, ASSISTANT, SYSTEM, TOOL = "<|user|>", "<|assistant|>", "<|system|>", "<|to
 SPECIAL = [PAD, EOS, UNKNOWN, USER, ASSISTANT, SYSTEM, TOOL]
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n", "\t"]
 
-# One token opens a turn and one closes it, so that a prompt of six digits has nine tokens. Any role other than the
-# assistant and the system speaks as the user (a tool's answer, for example).
+# One token opens a turn and one closes it, so that a prompt of six digits has nine tokens. An unknown role speaks as
+# the user.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     f"{{% if message['role'] == 'assistant' %}}{ASSISTANT}"
     f"{{% elif message['role'] == 'system' %}}{SYSTEM}"
+    f"{{% elif message['role'] == 'tool' %}}{TOOL}"
     f"{{% else %}}{USER}{{% endif %}}"
     f"{{{{ message['content'] }}}}{EOS}"
     "{% endfor %}"

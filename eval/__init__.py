@@ -1,0 +1,1 @@
+"""Evaluation harness: not part of this version."""
