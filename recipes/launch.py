@@ -44,7 +44,7 @@ def prepare(cfg: DictConfig) -> None:
 def build_data(cfg: DictConfig) -> tuple[str, str]:
     from recipes.tasks import get_task, write_parquet
 
-    task = get_task(cfg.task.name, OmegaConf.to_container(cfg.task.difficulty))
+    task = get_task(cfg.task.name, dict(cfg.task.difficulty))
     data = write_parquet(task, Path(cfg.cache_dir) / "data", cfg.task.train_size, cfg.task.test_size, cfg.task.seed)
     return str(data.train), str(data.test)
 
@@ -56,7 +56,7 @@ def build_model(cfg: DictConfig) -> str:
     from recipes.models.progress import reporter
 
     disable_progress_bar()  # transformers' bar for writing one small file
-    difficulty = OmegaConf.to_container(cfg.task.difficulty)
+    difficulty = dict(cfg.task.difficulty)
     cache = Path(cfg.cache_dir) / "models"
     with reporter(f"warm start of {cfg.model.name} on {cfg.task.name}") as report_progress:
         path = ensure_model(cfg.model.name, cfg.task.name, difficulty, cfg.model.seed, cache, report=report_progress)

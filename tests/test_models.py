@@ -274,21 +274,21 @@ def test_success_is_reported_on_problems_that_did_not_stop_the_training():
     assert len(reported - stopping) > 950
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_builds_the_same_bytes_in_another_process(tmp_path, name):
+def test_the_same_seed_builds_the_same_bytes_in_another_process(tmp_path):
     code = (
-        "import sys; from recipes.models import build_model_at; from recipes.models.warm_start import WarmStart\n"
+        "import sys; from pathlib import Path; from recipes.models import build_model_at\n"
+        "from recipes.models.warm_start import WarmStart\n"
         "settings = WarmStart(batch_size=8, max_steps=4, eval_every=2, eval_samples=16)\n"
-        "build_model_at(sys.argv[1], sys.argv[2], 'chain', seed=3, settings=settings)"
+        "for name in sys.argv[2:]: build_model_at(Path(sys.argv[1]) / name, name, 'chain', seed=3, settings=settings)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", code, tmp_path / "there", name], env=environment, check=True)
-    torch.manual_seed(11)  # whatever the caller did with torch's generator before
-    here = build_model_at(tmp_path / "here", name, "chain", seed=3, settings=SHORT)
-    there = read_manifest(tmp_path / "there")
-    assert here["files"] == there["files"]
-    other = build_model_at(tmp_path / "other", name, "chain", seed=4, settings=SHORT)
-    assert other["files"]["model.safetensors"] != here["files"]["model.safetensors"]
+    subprocess.run([sys.executable, "-c", code, tmp_path, *NAMES], env=environment, check=True)
+    for name in NAMES:
+        torch.manual_seed(11)  # whatever the caller did with torch's generator before
+        here = build_model_at(tmp_path / "here", name, "chain", seed=3, settings=SHORT)
+        assert here["files"] == read_manifest(tmp_path / name)["files"]
+        other = build_model_at(tmp_path / "here", name, "chain", seed=4, settings=SHORT)
+        assert other["files"]["model.safetensors"] != here["files"]["model.safetensors"]
 
 
 # Store

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
-from types import ModuleType
 from typing import Any
 
 import wrapt
@@ -66,7 +65,7 @@ def alias_vllm_distribution() -> None:
         sys.meta_path.append(VllmCpuFinder())
 
 
-def use_plain_gloo(module: ModuleType) -> None:
+def use_plain_gloo(module: Any) -> None:
     original = module.initialize_global_process_group_ray
 
     @wraps(original)
@@ -100,7 +99,7 @@ def private_socket(handle: str) -> str:
     return f"ipc://{os.path.join(folder, os.path.basename(handle))}"
 
 
-def detach_received_weights(module: ModuleType) -> None:
+def detach_received_weights(module: Any) -> None:
     receiver, sender = module.BucketedWeightReceiver, module.BucketedWeightSender
     receiver_init_buffer = receiver._init_buffer
 
@@ -125,7 +124,7 @@ def _with_private_socket(init: Callable) -> Callable:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
-def keep_linear_weights(module: ModuleType) -> None:
+def keep_linear_weights(module: Any) -> None:
     original = module.dispatch_cpu_unquantized_gemm
 
     @wraps(original)
@@ -135,7 +134,7 @@ def keep_linear_weights(module: ModuleType) -> None:
     module.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def keep_expert_weights(module: ModuleType) -> None:
+def keep_expert_weights(module: Any) -> None:
     # The per-expert path reads the experts' parameters through views; the grouped kernels replace the parameters by
     # packed ones of another layout, into which a later sync would load.
     module.CPUFusedMOE.check_grouped_gemm = lambda self, layer: (False, "none")
