@@ -76,10 +76,10 @@ def contradicts(gold: Any, answer: Any) -> bool:
         left, right = _sorted_numbers(gold), _sorted_numbers(answer)
         if left is None or right is None or len(left) != len(right):
             return False
-        return any(_numbers_differ(a, b) for a, b in zip(left, right, strict=True))
+        return any(numbers_differ(a, b) for a, b in zip(left, right, strict=True))
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         return _equations_differ(gold, answer)
-    return _numbers_differ(gold, answer)
+    return numbers_differ(gold, answer)
 
 
 def same_inequation(gold: Any, answer: Any) -> bool | None:
@@ -108,8 +108,10 @@ def _order_differs(named: Any, ordered: Any) -> bool:
         values = list(ordered.args)
     else:
         return False
+    if len({arg.lhs for arg in named.args}) < len(named.args):
+        return True  # "x=1, x=2" lists the values of one unknown
     stated = [arg.rhs for arg in sorted(named.args, key=lambda arg: str(arg.lhs))]
-    return len(stated) == len(values) and any(_numbers_differ(a, b) for a, b in zip(stated, values, strict=True))
+    return len(stated) == len(values) and any(numbers_differ(a, b) for a, b in zip(stated, values, strict=True))
 
 
 def _sorted_numbers(group: Any) -> list[Any] | None:
@@ -119,7 +121,18 @@ def _sorted_numbers(group: Any) -> list[Any] | None:
     return sorted(members, key=lambda arg: float(arg.evalf(20)))
 
 
-def _numbers_differ(gold: Any, answer: Any) -> bool:
+def numbers_differ(gold: Any, answer: Any) -> bool:
+    """Whether two trees are numbers with certainly different values.
+
+    Cheap, and worth asking first: sympy's simplification of the difference of two unequal numbers can take forever.
+
+    Args:
+        gold: sympy form of the gold answer.
+        answer: sympy form of the answer.
+
+    Returns:
+        True only if the difference is certain.
+    """
     if not all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer)):
         return False
     rounded = gold.has(sympy.Float) or answer.has(sympy.Float)

@@ -30,7 +30,8 @@ class Grade:
             at the length limit) or "grader_error" (nobody knows: unusable gold, a comparison that could not be
             carried through). A grader error says nothing about the response and must be reported, not averaged in.
         answer: the extracted answer as written, or None.
-        method: what decided: "integer", "decimal", "words", "text", "math_verify", or "none" without a comparison.
+        method: what decided: "integer", "decimal", "words", "text", "math_verify", or "none" without a comparison; the
+            reward function adds "digits" for its synthetic tasks.
         source: where the answer stood ("box", "answer_tag", "answer_line", "whole", "prose", "none").
         detail: the reason in one word where there is one (of :class:`~sat_verl.grading.extract.Extraction`,
             :class:`~sat_verl.grading.verify.Verdict`, "unusable_gold", "no_response").

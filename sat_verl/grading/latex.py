@@ -36,6 +36,7 @@ _WORDS_WITH_MEANING = re.compile(
 _SCALE = re.compile(r"\s*\\?(?:text\s*\{)?\s*\b(hundred|thousand|million|billion|trillion)\b\s*\}?")
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|°)\s*$")
+_ANGLE = re.compile(r"(\d+)\s?(?:\^\s?\{?\s?\\circ\s?\}?|\\degree(?![A-Za-z])|°)")
 _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)")
 _REWRITES = (
     (re.compile(r"\\lt(?![A-Za-z])"), "<"),
@@ -71,7 +72,10 @@ def fragment(text: str, *, keep_commas: bool = False) -> str:
     introduction = _INTRODUCTION.match(text)
     if introduction and normalize.introduces(introduction.group(1)):
         text = text[introduction.end() :]
-    if not _FUNCTION.search(text):
+    # A degree sign is a unit, except in the argument of a function, which takes radians.
+    if _FUNCTION.search(text):
+        text = _ANGLE.sub(r"(\\frac{\1\\pi}{180})", text)
+    else:
         text = _DEGREE.sub("", text)
     unit = _UNIT.search(text[-200:])
     if unit and not _WORDS_WITH_MEANING.search(unit.group()):

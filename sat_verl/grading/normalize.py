@@ -19,6 +19,7 @@ _DEGREE = re.compile(r"\s?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])|°)")
 
 _RELATION = re.compile(r"\\approx(?![a-z])|\\equiv(?![a-z])|(?<![<>!:])=")
 _INEQUALITY = re.compile(r"[<>≤≥≠±]|\\(?:leq?|geq?|lt|gt|neq?|pm|mp|in|sim)(?![A-Za-z])|!=")
+_LIST = re.compile(r"[,;]|\b(?:and|or)\b|[和或]")
 _MODULUS = re.compile(r" ?(?:\\[pb]?mod ?\{? ?\d+ ?\}?|\( ?\\?(?:mod|bmod) ?\d+ ?\))$")
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -111,7 +112,7 @@ def _value_side(text: str) -> str | None:
         return None
     sides = _RELATION.split(text)
     if len(sides) > 1:
-        if "," in text or ";" in text:
+        if _LIST.search(text):
             return None
         last = sides[-1].strip()
         return _MODULUS.sub("", last) if r"\equiv" in text else last
