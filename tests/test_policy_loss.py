@@ -219,10 +219,11 @@ def test_off_is_the_base_loss_bit_for_bit(method, mode, dtype, device):
         assert (metrics["actor/sat/eps_eff_low"], metrics["actor/sat/eps_eff_high"]) == (0.2, 0.28)
 
 
-@pytest.mark.parametrize("eps", [(0.2, 0.2), (0.3, 0.1), (0.1, 0.7), (3e-4, 4e-4), (0.0318, 0.0406)])
+@pytest.mark.parametrize("eps", [(0.2, 0.2), (0.3, 0.1), (0.1, 0.7), (3e-4, 4e-4), (0.0318, 0.0406), (0.0264, 0.0528)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_off_is_the_base_loss_on_and_beside_the_bounds(dtype, eps):
-    # Ratios on the bounds and one step to each side: where clamp's gradient turns.
+    # Ratios on the bounds and one step to each side: where clamp's gradient turns. The last two pairs of radii are
+    # such that 1 -+ eps * 1 in float32 lies outside, or inside, the scalar bound.
     bounds = torch.tensor([1 - eps[0], 1 + eps[1], 3.0], dtype=dtype)
     ratios = torch.cat([bounds, torch.nextafter(bounds, bounds * 2), torch.nextafter(bounds, bounds * 0)])
     log_prob = torch.cat([ratios.log(), torch.nextafter(ratios.log(), ratios), torch.nextafter(ratios.log(), -ratios)])
