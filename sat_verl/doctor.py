@@ -7,11 +7,13 @@ doctor loads the plug-ins where they must work: here, in a Ray worker, and in a 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -123,13 +125,13 @@ def here() -> Iterator[Finding]:
 def in_ray_worker() -> Iterator[Finding]:
     import ray
 
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        yield _verdict("plug-in, Ray worker", ray.get(ray.remote(registered).remote(), timeout=180))
-    finally:
-        if started:
+    # A cluster of its own, whose files go with it. The path is short: Ray puts Unix sockets below it.
+    with tempfile.TemporaryDirectory(prefix="satv-", ignore_cleanup_errors=True) as folder:
+        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address="local", num_cpus=1, _temp_dir=folder, **options)
+        try:
+            yield _verdict("plug-in, Ray worker", ray.get(ray.remote(registered).remote(), timeout=180))
+        finally:
             ray.shutdown()
 
 
