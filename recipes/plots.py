@@ -42,7 +42,9 @@ def _line(axes: Axes, rows: Sequence[dict[str, Any]], key: str, label: str) -> b
         return False
     steps, values = zip(*points, strict=True)
     (drawn,) = axes.plot(steps, values, linewidth=0.8, alpha=0.35)
-    axes.plot(steps, _smooth(values, 7), color=drawn.get_color(), linewidth=1.8, label=label)
+    # Dashed where a second line may lie exactly on it: what is clipped is often just what SAT intercepts.
+    style = "--" if key == "actor/pg_clipfrac" else "-"
+    axes.plot(steps, _smooth(values, 7), style, color=drawn.get_color(), linewidth=1.8, label=label)
     return True
 
 
