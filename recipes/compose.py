@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import ConfigError
@@ -54,12 +54,17 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             full = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise explain(error, overrides) from error
-    chosen = {group: full.hydra.runtime.choices[group] for group in GROUPS}
-    OmegaConf.set_struct(full, False)
-    full.pop("hydra")
-    full.choices = chosen
-    OmegaConf.set_struct(full, True)
-    return full
+    found = full.hydra.runtime.choices
+    with open_dict(full):
+        full.pop("hydra")
+    return with_choices(full, found)
+
+
+def with_choices(cfg: DictConfig, found: Mapping[str, str]) -> DictConfig:
+    """Write the chosen preset of each group into ``cfg.choices``; returns ``cfg``."""
+    with open_dict(cfg):
+        cfg.choices = {group: found[group] for group in GROUPS}
+    return cfg
 
 
 def _keys(config: object, prefix: str = "") -> list[str]:

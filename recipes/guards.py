@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import shutil
@@ -16,9 +17,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.errors import ConfigError
+from recipes.models.limits import MAX_POSITIONS
 
 CLIPPED_LOSSES = ("vanilla", "gspo", "sat_grpo", "sat_gspo")
 """Losses whose clip acts on the ratio to the old log-probs."""
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
 
 _POSITIVE_INTEGERS = (
     "steps",
@@ -137,6 +142,34 @@ def files(cfg: DictConfig) -> None:
             )
 
 
+def model(cfg: DictConfig) -> None:
+    """What the model's own config rules out (a local folder or a tiny model; a hub id is checked when it is loaded)."""
+    folder = Path(str(cfg.model.path)).expanduser() if cfg.model.name == "hf" else None
+    if folder is not None and not (folder / "config.json").is_file():
+        return
+    described = (
+        json.loads((folder / "config.json").read_text()) if folder else {"max_position_embeddings": MAX_POSITIONS}
+    )
+    length = cfg.data.max_prompt_length + cfg.data.max_response_length
+    positions = described.get("max_position_embeddings")
+    if positions and length > positions:
+        raise ConfigError(
+            "data.max_response_length",
+            cfg.data.max_response_length,
+            f"prompt and response may take {length} tokens, the model has {positions} positions",
+            f"keep data.max_prompt_length + data.max_response_length within {positions}",
+        )
+    heads = described.get("num_attention_heads")
+    head_dim = described.get("head_dim") or (
+        described["hidden_size"] // heads if heads and "hidden_size" in described else None
+    )
+    if cfg.backend.name == "cpu" and head_dim and head_dim not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise ConfigError(
+            "model", folder, f"vLLM's CPU attention has no kernel for head_dim {head_dim}", f"choose one of {sizes}"
+        )
+
+
 def run_folder(cfg: DictConfig) -> None:
     run_dir = Path(cfg.run_dir)
     if run_dir.exists() and not run_dir.is_dir():
@@ -183,7 +216,7 @@ def upstream(cfg: DictConfig) -> None:
         raise ConfigError("verl config", "", text, "change the setting that verl names") from error
 
 
-CHECKS = (numbers, denominator, sizes, files, run_folder, device)
+CHECKS = (numbers, denominator, sizes, files, model, run_folder, device)
 
 
 def check(cfg: DictConfig) -> None:

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.text import Text
 
-from recipes.compose import CONFIG_NAME, compose, expand_short_forms
+from recipes.compose import CONFIG_NAME, compose, expand_short_forms, with_choices
 from recipes.errors import ConfigError
 
 
-def _fail(text: str, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error[/] {text}", highlight=False, soft_wrap=True, markup=True)
+def _fail(text: str, code: int) -> NoReturn:
+    Console(stderr=True).print(Text.assemble(("error ", "bold red"), text), soft_wrap=True)
     sys.exit(code)
 
 
 def main() -> None:
     """Check the command line, then run; exit code 2 for bad input, 1 for a failed run, 130 when interrupted."""
-    arguments = sys.argv[1:]
-    overrides = expand_short_forms([item for item in arguments if not item.startswith("-")])
-    flags = [item for item in arguments if item.startswith("-")]
+    arguments = expand_short_forms(sys.argv[1:])
+    if any(argument.startswith("-") for argument in arguments):
+        # Hydra's own services: --help, --cfg job, --multirun, shell completion.
+        sys.argv[1:] = arguments
+        hydra.main(config_path="pkg://recipes.config", config_name=CONFIG_NAME, version_base=None)(_run_from_hydra)()
+        return
     try:
-        cfg = compose(overrides)
+        cfg = compose(arguments)
     except ConfigError as error:
         _fail(str(error), 2)
-    if flags:
-        # Hydra's own services: --help, --cfg job, --multirun, shell completion.
-        sys.argv[1:] = [*flags, *overrides]
-        hydra.main(config_path="pkg://recipes.config", config_name=CONFIG_NAME, version_base=None)(_run)()
-        return
     _run(cfg)
+
+
+def _run_from_hydra(cfg: DictConfig) -> None:
+    _run(with_choices(cfg, HydraConfig.get().runtime.choices))
 
 
 def _run(cfg: DictConfig) -> None:

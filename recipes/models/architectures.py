@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from recipes.errors import ConfigError
+from recipes.models.limits import MAX_POSITIONS
 
-MAX_POSITIONS = 512
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -33,7 +33,7 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": None,
 }
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "tiny": {**_COMMON, "intermediate_size": 192},
+    "tiny": {**_COMMON, "intermediate_size": 384},
     "tiny_moe": {
         **_COMMON,
         "intermediate_size": 192,

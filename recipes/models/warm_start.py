@@ -30,8 +30,8 @@ class WarmStart:
     ``max_steps``.
     """
 
-    target: float = 0.38
-    ceiling: float = 0.45
+    target: float = 0.36
+    ceiling: float = 0.38
     learning_rate: float = 3e-3
     warmup_steps: int = 50
     batch_size: int = 64
@@ -42,7 +42,7 @@ class WarmStart:
     def __post_init__(self) -> None:
         if not 0.0 < self.target < self.ceiling <= 1.0:
             problem = f"it is not between 0 and the ceiling of {self.ceiling}, itself at most 1"
-            raise ConfigError("target", self.target, problem, "try target=0.38 and ceiling=0.45")
+            raise ConfigError("target", self.target, problem, "try target=0.36 and ceiling=0.38")
         for setting in ("batch_size", "max_steps", "eval_every", "eval_samples"):
             if getattr(self, setting) < 1:
                 raise ConfigError(setting, getattr(self, setting), "it is below 1", "raise it")
