@@ -1,5 +1,7 @@
 """What would fail late, or be silently wrong, is refused before anything starts."""
 
+import json
+
 import pytest
 
 from recipes import guards
@@ -76,6 +78,28 @@ def test_missing_data_is_refused(tmp_path):
     train.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"task\.test_file"):
         check(tmp_path, f"task={train}", "model=Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"head_dim": 16}, "head_dim 16"),
+        ({"hidden_size": 64, "num_attention_heads": 4}, "head_dim 16"),
+        ({"head_dim": 32, "max_position_embeddings": 40}, "40 positions"),
+    ],
+)
+def test_a_model_that_cannot_work_is_refused(tmp_path, config, part):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = [f"model={tmp_path}", f"run_dir={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match=part):
+        check(tmp_path, *arguments)
+    (tmp_path / "config.json").write_text(json.dumps({"head_dim": 32, "max_position_embeddings": 64}))
+    check(tmp_path, *arguments)
+
+
+def test_a_tiny_model_has_a_length_limit(tmp_path):
+    with pytest.raises(ConfigError, match="512 positions"):
+        check(tmp_path, "data.max_response_length=1000")
 
 
 def test_a_used_run_folder_is_refused_unless_resumed(tmp_path):

@@ -18,7 +18,6 @@ from transformers import (
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 
-
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
