@@ -100,7 +100,12 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException) and match:
         key = match[1].lstrip("+")
         value = next((item.partition("=")[2] for item in overrides if item.lstrip("+~").startswith(f"{key}=")), "")
-        known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME)))
+        chosen = [item for item in overrides if item.partition("=")[0] in GROUPS]
+        known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME, overrides=chosen)))
+        if key in _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME))):
+            return ConfigError(
+                key, value, f"{' '.join(chosen)} has no such setting", "leave it out, or choose another preset"
+            )
         close = _closest(key, known)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
         return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new verl setting")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from recipes import values
+
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
 
@@ -23,7 +25,7 @@ def _fill(cfg: DictConfig, key: str, value: object) -> None:
 
 
 def derive(cfg: DictConfig) -> DictConfig:
-    """Fill in what follows from other settings; returns ``cfg``.
+    """Check the values, and fill in what follows from them; returns ``cfg``.
 
     - ``run_dir``: absolute, with a default name.
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
@@ -33,6 +35,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``rollout.max_model_len``: prompt plus response.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
+    values.check(cfg)
     run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
     actor = cfg.actor_rollout_ref.actor
     with open_dict(cfg):

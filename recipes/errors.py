@@ -8,4 +8,5 @@ class ConfigError(Exception):
 
     def __init__(self, setting: str, value: object, problem: str, fix: str) -> None:
         self.setting, self.value, self.problem, self.fix = setting, value, problem, fix
-        super().__init__(f"{setting}={value}: {problem}. Fix: {fix}.")
+        subject = setting if value == "" else f"{setting}={value}"
+        super().__init__(f"{subject}: {problem}. Fix: {fix}.")

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import shutil
 import warnings
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from pyarrow import ArrowInvalid, parquet
 
+from recipes import values
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 
@@ -25,39 +26,27 @@ CLIPPED_LOSSES = ("vanilla", "gspo", "sat_grpo", "sat_gspo")
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
 
-_POSITIVE_INTEGERS = (
-    "steps",
-    "prompts_per_step",
-    "responses_per_prompt",
-    "trainer_ranks",
-    "rollout_replicas",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "trainer.v1.separate_async.parameter_sync_step",
-)
+PARQUET_COLUMNS = ("prompt", "data_source", "reward_model")
+"""Columns that verl's data set and reward loop read."""
 
 
-def numbers(cfg: DictConfig) -> None:
-    for key in _POSITIVE_INTEGERS:
+def support(cfg: DictConfig) -> None:
+    """What this version runs; verl can do more."""
+    only: dict[str, tuple[object, ...]] = {
+        "trainer.use_v1": (True,),
+        "trainer.v1.trainer_mode": ("sat_async",),
+        "actor_rollout_ref.rollout.name": ("vllm",),
+        "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
+    }
+    if cfg.backend.name == "cpu":
+        only |= {"trainer.nnodes": (1,), "actor_rollout_ref.rollout.nnodes": (1,), "trainer.device": ("cpu",)}
+    for key, allowed in only.items():
         value = OmegaConf.select(cfg, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(key, value, "it must be a whole number of at least 1", f"set {key}=1 or more")
-    if isinstance(cfg.seed, bool) or not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**31:
-        raise ConfigError("seed", cfg.seed, "it must be a whole number from 0 to 2147483647", "set seed=0")
-    actor = cfg.actor_rollout_ref.actor
-    for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
-        value = actor[key]
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"actor_rollout_ref.actor.{key}", value, "it must be a positive number", "set it above 0")
-    if actor.clip_ratio_low >= 1:
-        key = "actor_rollout_ref.actor.clip_ratio_low"
-        raise ConfigError(
-            key, actor.clip_ratio_low, "the lower end of the interval would not be positive", "set it below 1"
-        )
-    if actor.clip_ratio_c <= 1:
-        raise ConfigError("dual_clip", cfg.dual_clip, "a dual clip must exceed 1", "set dual_clip=3, or null for none")
-    if not actor.optim.lr > 0:
-        raise ConfigError("actor_rollout_ref.actor.optim.lr", actor.optim.lr, "it must be positive", "set 1e-6 or so")
+        if value not in allowed:
+            names = " or ".join(map(str, allowed))
+            raise ConfigError(key, value, f"the recipes run {names} only", f"leave it at {allowed[0]}")
+    if cfg.algorithm.adv_estimator == "gae":
+        raise ConfigError("algorithm.adv_estimator", "gae", "it needs a critic, which no recipe has yet", "use grpo")
 
 
 def denominator(cfg: DictConfig) -> None:
@@ -129,17 +118,33 @@ def files(cfg: DictConfig) -> None:
         for key in ("train_file", "test_file"):
             if OmegaConf.is_missing(cfg.task, key):
                 raise ConfigError(f"task.{key}", "", "a parquet task needs it", f"add task.{key}=FILE.parquet")
-            if not Path(cfg.task[key]).is_file():
-                raise ConfigError(
-                    f"task.{key}", cfg.task[key], "there is no such file", "give the path of a parquet file"
-                )
+            _parquet(f"task.{key}", Path(cfg.task[key]))
+        if cfg.model.name != "hf":
+            raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give model=PATH_OR_HUB_ID")
     if cfg.model.name == "hf":
-        path = str(cfg.model.path)
-        looks_local = path.startswith(("/", ".", "~")) or Path(path).exists()
-        if looks_local and not (Path(path).expanduser() / "config.json").is_file():
+        if OmegaConf.is_missing(cfg.model, "path"):
+            raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
+        path = Path(str(cfg.model.path)).expanduser()
+        looks_local = str(cfg.model.path).startswith(("/", ".", "~")) or path.exists()
+        if looks_local and not path.is_dir():
+            raise ConfigError("model", path, "there is no such folder", "give a Hugging Face model folder or hub id")
+        if looks_local and not (path / "config.json").is_file():
             raise ConfigError(
                 "model", path, "the folder holds no config.json", "give a Hugging Face model folder or hub id"
             )
+
+
+def _parquet(key: str, path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(key, path, "there is no such file", "give the path of a parquet file")
+    try:
+        names = parquet.read_schema(path).names
+    except (OSError, ArrowInvalid):
+        raise ConfigError(key, path, "it is not a parquet file", "give a parquet file in verl's schema") from None
+    missing = [name for name in PARQUET_COLUMNS if name not in names]
+    if missing:
+        has = f"it has no column {', '.join(missing)} (it has {', '.join(names)})"
+        raise ConfigError(key, path, has, f"write verl's schema: {', '.join(PARQUET_COLUMNS)}")
 
 
 def model(cfg: DictConfig) -> None:
@@ -170,17 +175,22 @@ def model(cfg: DictConfig) -> None:
         )
 
 
-def run_folder(cfg: DictConfig) -> None:
+def folders(cfg: DictConfig) -> None:
     run_dir = Path(cfg.run_dir)
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError("run_dir", run_dir, "it is a file", "name a folder")
-    if not cfg.resume and run_dir.is_dir() and any(run_dir.iterdir()):
+    for key in ("run_dir", "cache_dir"):
+        path = Path(cfg[key])
+        nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not nearest.is_dir():
+            raise ConfigError(key, path, f"{nearest} is not a folder", "name a folder")
+        if not os.access(nearest, os.W_OK):
+            raise ConfigError(key, path, f"{nearest} cannot be written", "name a folder that you may write")
+    used = run_dir.is_dir() and any(run_dir.iterdir())
+    if used and not cfg.resume:
         raise ConfigError(
             "run_dir", run_dir, "the folder is not empty", "name a new one, or continue it with resume=true"
         )
-    parent = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError("run_dir", run_dir, f"{parent} cannot be written", "name a folder that you may write")
+    if cfg.resume and not used:
+        raise ConfigError("resume", True, f"there is no run in {run_dir}", "give the run_dir of an earlier run")
 
 
 def device(cfg: DictConfig) -> None:
@@ -196,27 +206,33 @@ def device(cfg: DictConfig) -> None:
             "backend", "cpu", f"/dev/shm has {shm >> 20} MiB free; the weight sync and Ray need 256 MiB or more",
             "enlarge it (docker run --shm-size=2g)",
         )  # fmt: skip
-    if cfg.backend.cores is not None and (cfg.backend.cores < 1 or cfg.backend.cores > (os.cpu_count() or 1)):
-        raise ConfigError(
-            "backend.cores", cfg.backend.cores, f"this machine has {os.cpu_count()} cores", "set it within that"
-        )
 
 
 def upstream(cfg: DictConfig) -> None:
-    """verl's own validation: its dataclasses and `validate_config`, with its message."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    """verl's own validation: its registries, its dataclasses and `validate_config`, with its message."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
+    loss = cfg.actor_rollout_ref.actor.policy_loss.loss_mode
+    for key, value, known in (
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", loss, POLICY_LOSS_REGISTRY),
+        ("algorithm.adv_estimator", cfg.algorithm.adv_estimator, ADV_ESTIMATOR_REGISTRY),
+    ):
+        if value not in known:
+            raise ConfigError(
+                key, value, "verl knows no such name", f"choose one of {', '.join(sorted(map(str, known)))}"
+            )
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # it warns that GRPO has no critic
-            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=need_critic(cfg))
+            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=False)
     except Exception as error:  # verl and Hydra raise many kinds; the message is what helps
-        text = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ConfigError("verl config", "", text, "change the setting that verl names") from error
+        text = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
 
 
-CHECKS = (numbers, denominator, sizes, files, model, run_folder, device)
+CHECKS = (values.check, support, denominator, sizes, files, model, folders, device)
 
 
 def check(cfg: DictConfig) -> None:

@@ -77,10 +77,15 @@ def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
     return run_dir
 
 
+def last_checkpoint(run_dir: Path) -> int:
+    """Global step of a run's last checkpoint; 0 where there is none."""
+    latest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(latest.read_text()) if latest.is_file() else 0
+
+
 def forget_after_checkpoint(run_dir: Path) -> None:
     """Cut the records of a run back to its last checkpoint, from which verl goes on."""
-    latest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
-    step = int(latest.read_text()) if latest.is_file() else 0
+    step = last_checkpoint(run_dir)
     for name in (METRICS_FILE, VALIDATION_FILE):
         path = run_dir / name
         rows = report.read_rows(path) if path.is_file() else []
@@ -162,9 +167,11 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     console = console or Console()
     derive(cfg)
     guards.check(cfg)
-    prepare(cfg)
     guards.upstream(cfg)
+    prepare(cfg)
     started = time.time()
+    if cfg.resume:
+        console.print(f"resuming after step {last_checkpoint(Path(cfg.run_dir))}")
     run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
     console.print(f"run folder  {run_dir}")
     with training_process(cfg, run_dir) as supervisor, Progress(run_dir, cfg, console) as progress:

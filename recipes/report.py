@@ -47,11 +47,12 @@ def success(metrics: dict[str, Any], problems: int) -> dict[str, float] | None:
 
 
 def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {
-        row["phase"]: round(following["time"] - row["time"], 2)
-        for row, following in pairwise(rows)
-        if row["phase"] != "done"
-    }
+    """Seconds per phase; one that comes more than once is added up."""
+    totals: dict[str, float] = {}
+    for row, following in pairwise(rows):
+        if row["phase"] != "done":
+            totals[row["phase"]] = totals.get(row["phase"], 0.0) + following["time"] - row["time"]
+    return {name: round(seconds, 2) for name, seconds in totals.items()}
 
 
 def _timings(metrics: list[dict[str, Any]]) -> dict[str, float]:

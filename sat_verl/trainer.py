@@ -74,7 +74,6 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         self.recorder.worker(reports)
 
     def fit(self, agent_loop_manager) -> None:
-        self.recorder.phase("train")
         super().fit(agent_loop_manager)
         self.recorder.phase("done")
 
@@ -107,7 +106,9 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
 
     def _validate(self) -> dict[str, float]:
         start = time.perf_counter()
+        self.recorder.phase("validate")
         metrics = super()._validate()
+        self.recorder.phase("train")
         self.recorder.validation(self.global_steps, metrics, time.perf_counter() - start)
         return metrics
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from recipes import guards
@@ -62,6 +63,29 @@ def test_an_unclipped_loss_may_recompute_the_denominator(tmp_path):
         ),
         ("backend.cores=100000", "backend.cores"),
         ("model=/no/such/folder", "model"),
+        ("model=hf", "model.path"),
+        ("trainer_ranks=0", "trainer_ranks"),
+        ("prompts_per_step=abc", "prompts_per_step"),
+        ("backend.cores=1.5", "backend.cores"),
+        ("task.train_size=abc", "task.train_size"),
+        ("task.seed=abc", "task.seed"),
+        ("actor_rollout_ref.actor.optim.lr=abc", "actor_rollout_ref.actor.optim.lr"),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=0",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        ),
+        ("algorithm.rollout_correction.bypass_mode=abc", "algorithm.rollout_correction.bypass_mode"),
+        ("trainer.v1.separate_async.num_warmup_batches=-1", "trainer.v1.separate_async.num_warmup_batches"),
+        ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode"),
+        ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name"),
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator"),
+        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "actor_rollout_ref.actor.ppo_mini_batch_size"),
+        ("trainer.total_training_steps=5", "trainer.total_training_steps"),
+        ("trainer.nnodes=2", "trainer.nnodes"),
+        ("run_dir=/dev/null/x", "run_dir"),
+        ("cache_dir=/dev/null/x", "cache_dir"),
+        ("resume=true", "resume"),
     ],
 )
 def test_bad_values_are_refused_by_name(tmp_path, override, setting):
@@ -71,13 +95,23 @@ def test_bad_values_are_refused_by_name(tmp_path, override, setting):
     assert "Fix: " in str(caught.value)
 
 
-def test_missing_data_is_refused(tmp_path):
-    train = tmp_path / "train.parquet"
-    with pytest.raises(ConfigError, match=r"task\.train_file=.*no such file"):
-        check(tmp_path, f"task={train}", f"task.test_file={train}", "model=Qwen/Qwen3-0.6B")
-    train.write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"task\.test_file"):
-        check(tmp_path, f"task={train}", "model=Qwen/Qwen3-0.6B")
+def test_bad_data_is_refused(tmp_path):
+    good, junk, other = tmp_path / "good.parquet", tmp_path / "junk.parquet", tmp_path / "other.parquet"
+    row = {"prompt": [{"role": "user", "content": "1"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}
+    pd.DataFrame([row]).to_parquet(good)
+    pd.DataFrame([{"x": 1}]).to_parquet(other)
+    junk.write_text("hello")
+    hub = "model=Qwen/Qwen3-0.6B"
+    check(tmp_path, f"task={good}", f"task.test_file={good}", hub)
+    for train, test, match in (
+        (tmp_path / "absent.parquet", good, r"task\.train_file=.*no such file"),
+        (good, junk, r"task\.test_file=.*not a parquet file"),
+        (other, good, r"task\.train_file=.*no column prompt, data_source, reward_model"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            check(tmp_path, f"task={train}", f"task.test_file={test}", hub)
+    with pytest.raises(ConfigError, match=r"task\.test_file: a parquet task needs it"):
+        check(tmp_path, f"task={good}", hub)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +157,12 @@ def test_cuda_without_a_device_is_refused(tmp_path):
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode"),
         ("actor_rollout_ref.actor.policy_loss.alpha=1.5", "alpha"),
         ("actor_rollout_ref.actor.policy_loss.quantile_scope=batch", "batch"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=foo", "sat_gspo"),
+        ("algorithm.adv_estimator=foo", "adv_estimator=foo"),
     ],
 )
 def test_what_verls_dataclasses_refuse_is_said_in_one_line(tmp_path, override, part):
     cfg = check(tmp_path, override)
-    cfg.actor_rollout_ref.model.path = str(tmp_path)
     with pytest.raises(ConfigError) as caught:
         guards.upstream(cfg)
     assert part in str(caught.value)

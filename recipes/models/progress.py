@@ -20,7 +20,7 @@ def reporter(label: str) -> Iterator[Callable[[Progress], None]]:
         A function to call at every evaluation.
     """
     if not sys.stderr.isatty():
-        yield lambda at: print(f"{label}: {_describe(at)}", file=sys.stderr, flush=True)
+        yield _plain(label)
         return
     try:
         from rich.console import Console
@@ -41,8 +41,21 @@ def reporter(label: str) -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
+def _plain(label: str, every_seconds: float = 5.0) -> Callable[[Progress], None]:
+    """A report that prints one line every few seconds, and the last one."""
+    printed = -every_seconds
+
+    def update(at: Progress) -> None:
+        nonlocal printed
+        if at.seconds - printed >= every_seconds or at.success >= at.target:
+            printed = at.seconds
+            print(f"{label}: {_describe(at)}", file=sys.stderr, flush=True)
+
+    return update
+
+
 def _describe(at: Progress) -> str:
     return (
         f"step {at.step} (at most {at.max_steps}), loss {at.loss:.3f}, "
-        f"success {at.success:.3f} of {at.target:.2f}, {at.seconds:.0f} s"
+        f"success {at.success:.3f} (stops at {at.target:.2f}), {at.seconds:.0f} s"
     )

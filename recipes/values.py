@@ -1,0 +1,120 @@
+"""Types and ranges of the settings, checked before anything is computed from them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.errors import ConfigError
+
+_AT_LEAST = {
+    "steps": 1,
+    "prompts_per_step": 1,
+    "responses_per_prompt": 1,
+    "trainer_ranks": 1,
+    "rollout_replicas": 1,
+    "data.max_prompt_length": 1,
+    "data.max_response_length": 1,
+    "trainer.v1.separate_async.parameter_sync_step": 1,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "seed": 0,
+    "task.seed": 0,
+    "model.seed": 0,
+    "task.train_size": 1,
+    "task.test_size": 1,
+}
+_AT_LEAST_OR_NULL = {
+    "backend.cores": 1,
+    "data.train_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+    "actor_rollout_ref.rollout.max_model_len": 1,
+}
+_SWITCHES = (
+    "resume",
+    "algorithm.rollout_correction.bypass_mode",
+    "actor_rollout_ref.rollout.calculate_log_probs",
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+)
+_ACTOR = "actor_rollout_ref.actor."
+_OWN = {
+    # verl's setting: ours, from which it is computed
+    "actor_rollout_ref.rollout.n": "responses_per_prompt",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "prompts_per_step",
+    "trainer.total_training_steps": "steps",
+}
+_OWN_CPU = {"trainer.n_gpus_per_node": "trainer_ranks", "actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(cfg: DictConfig, key: str, good: Callable[[Any], bool], problem: str, fix: str) -> None:
+    value = OmegaConf.select(cfg, key, throw_on_missing=False)
+    if not good(value):
+        raise ConfigError(key, "null" if value is None else value, problem, fix)
+
+
+def integers(cfg: DictConfig) -> None:
+    for key, low in {**_AT_LEAST, **_AT_LEAST_OR_NULL}.items():
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+        if node is None or name not in node:
+            continue  # a parquet task has no size, a model from the hub no seed
+        optional = " or null" if key in _AT_LEAST_OR_NULL else ""
+        problem = f"it must be a whole number of at least {low}{optional}"
+        ok = (
+            (lambda v, low=low: v is None or (_whole(v) and v >= low))
+            if optional
+            else (lambda v, low=low: _whole(v) and v >= low)
+        )
+        _require(cfg, key, ok, problem, f"set {key}={low} or more")
+    cores = os.cpu_count() or 1
+    if cfg.backend.get("cores") is not None and cfg.backend.cores > cores:
+        raise ConfigError(
+            "backend.cores", cfg.backend.cores, f"this machine has {cores} cores", f"set it from 1 to {cores}"
+        )
+
+
+def switches(cfg: DictConfig) -> None:
+    for key in _SWITCHES:
+        _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
+
+
+def radii(cfg: DictConfig) -> None:
+    for name in ("clip_ratio_low", "clip_ratio_high"):
+        _require(
+            cfg, _ACTOR + name, lambda v: _number(v) and v > 0, "it must be a positive number", "set it to 0.2, say"
+        )
+    low = cfg.actor_rollout_ref.actor.clip_ratio_low
+    if low >= 1:
+        raise ConfigError(
+            _ACTOR + "clip_ratio_low", low, "the lower end of the interval would not be positive", "set it below 1"
+        )
+    good = "a dual clip must be a number above 1, or null"
+    _require(cfg, "dual_clip", lambda v: v is None or (_number(v) and v > 1), good, "set dual_clip=3, or null for none")
+    _require(cfg, _ACTOR + "optim.lr", lambda v: _number(v) and v > 0, "it must be a positive number", "set 1e-6, say")
+    key = "trainer.v1.separate_async.num_warmup_batches"
+    _require(cfg, key, lambda v: _number(v) and v >= 0, "it must be a number of at least 0", f"set {key}=1")
+
+
+def one_source(cfg: DictConfig) -> None:
+    """A setting of verl that follows from one of ours must not contradict it."""
+    for key, ours in {**_OWN, **(_OWN_CPU if cfg.backend.name == "cpu" else {})}.items():
+        value, expected = OmegaConf.select(cfg, key), OmegaConf.select(cfg, ours)
+        if value != expected:
+            raise ConfigError(key, value, f"it follows from {ours}={expected}", f"set {ours} instead")
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise :class:`ConfigError` for the first setting that is out of range."""
+    for one in (integers, switches, radii, one_source):
+        one(cfg)
