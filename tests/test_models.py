@@ -385,7 +385,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["build", "task=chain"], "name=: it is missing"),
+        (["build", "task=chain"], "name: it is missing"),
         (["build", "name=tiny", "task=chian"], "task=chian"),
         (["build", "name=tony", "task=chain"], "model=tony"),
         (["build", "name=tiny", "task=chain", "colour=3"], "task.difficulty.colour=3"),

@@ -364,7 +364,7 @@ def test_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["write", "task=chain"], "out=: it is missing"),
+        (["write", "task=chain"], "out: it is missing"),
         (["write", "task=chain", "out=x", "seed=x"], "seed=x: it is not a whole number"),
         (["write", "task=chain", "out=x", "out=y"], "given twice"),
         (["write", "task=chain", "out"], "not of the form name=value"),
