@@ -121,10 +121,13 @@ def test_the_rollout_runs_on_the_trainers_weights_at_start_and_after_updates(tmp
 def test_the_comparison_would_show_an_engine_on_old_weights(tmp_path):
     run_dir = tmp_path / "run"
     recompute = ["algorithm.rollout_correction.bypass_mode=false", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"]
-    train(run_dir, "trainer.v1.separate_async.num_warmup_batches=1", *recompute)
+    # Updates large enough to see at once: the presets warm the learning rate up.
+    large = ["actor_rollout_ref.actor.optim.lr=5e-3", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
+    train(run_dir, "trainer.v1.separate_async.num_warmup_batches=1", *large, *recompute)
     first, *later = rows(run_dir)
     assert first["training/rollout_probs_diff_max"] < 1e-4
-    assert all(row["training/rollout_probs_diff_max"] > 1e-2 for row in later)
+    # Not in every step: a request that has not begun when the weights are synced runs wholly on the new ones.
+    assert max(row["training/rollout_probs_diff_max"] for row in later) > 1e-2
 
 
 def shared_memory():
