@@ -30,8 +30,8 @@ class WarmStart:
     ``max_steps``.
     """
 
-    target: float = 0.36
-    ceiling: float = 0.38
+    target: float = 0.38
+    ceiling: float = 0.45
     learning_rate: float = 3e-3
     warmup_steps: int = 50
     batch_size: int = 64
@@ -42,15 +42,19 @@ class WarmStart:
     def __post_init__(self) -> None:
         if not 0.0 < self.target < self.ceiling <= 1.0:
             problem = f"it is not between 0 and the ceiling of {self.ceiling}, itself at most 1"
-            raise ConfigError("target", self.target, problem, "try target=0.36 and ceiling=0.38")
+            raise ConfigError("target", self.target, problem, "try target=0.38 and ceiling=0.45")
         for setting in ("batch_size", "max_steps", "eval_every", "eval_samples"):
             if getattr(self, setting) < 1:
                 raise ConfigError(setting, getattr(self, setting), "it is below 1", "raise it")
 
 
+# Sort starts closer to its ceiling: RL on a base that still confuses digits was erratic, with GSPO above all.
 # Arithmetic has six times longer prompts, so it is measured less often, and only two steps to a response: with the
 # slips of a low ceiling most of what it imitates would be wrong, and it would take minutes to learn.
-_BY_TASK: dict[str, dict[str, Any]] = {"arithmetic": {"target": 0.4, "ceiling": 0.7, "eval_every": 25}}
+_BY_TASK: dict[str, dict[str, Any]] = {
+    "sort": {"target": 0.36, "ceiling": 0.4, "max_steps": 1200},
+    "arithmetic": {"target": 0.4, "ceiling": 0.7, "eval_every": 25},
+}
 
 
 def default_warm_start(task: str) -> WarmStart:
