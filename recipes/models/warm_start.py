@@ -48,7 +48,7 @@ class WarmStart:
                 raise ConfigError(setting, getattr(self, setting), "it is below 1", "raise it")
 
 
-# Sort starts closer to its ceiling: RL on a base that still confuses digits was erratic, with GSPO above all.
+# Sort starts closer to its ceiling: RL was less steady on a base that still confuses digits.
 # Arithmetic has six times longer prompts, so it is measured less often, and only two steps to a response: with the
 # slips of a low ceiling most of what it imitates would be wrong, and it would take minutes to learn.
 _BY_TASK: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def default_warm_start(task: str) -> WarmStart:
         task: its name.
 
     Returns:
-        The settings that give a base model with room to learn in both directions.
+        The settings whose base model is right now and then, but far from always.
     """
     return WarmStart(**_BY_TASK.get(task, {}))
 
