@@ -1,6 +1,7 @@
 """Guard rails: what would fail late, or be silently wrong, is refused before Ray starts.
 
-Each check takes the derived config and raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all.
+Values are checked by :mod:`recipes.values` before the config is derived. Each check here takes the derived config and
+raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import values
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 
@@ -232,7 +232,7 @@ def upstream(cfg: DictConfig) -> None:
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
 
 
-CHECKS = (values.check, support, denominator, sizes, files, model, folders, device)
+CHECKS = (support, denominator, sizes, files, model, folders, device)
 
 
 def check(cfg: DictConfig) -> None:

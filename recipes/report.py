@@ -73,9 +73,9 @@ def hf_checkpoint(run_dir: Path) -> Path | None:
     return folders[-1] if folders else None
 
 
-def summarise(run_dir: Path, cfg: DictConfig, wall_seconds: float) -> dict[str, Any]:
-    """Everything that a reader or a sweep needs of a run, as plain JSON."""
-    metrics, validations = read_rows(run_dir / METRICS_FILE), read_rows(run_dir / VALIDATION_FILE)
+def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wall_seconds: float) -> dict[str, Any]:
+    """Everything that a reader or a sweep needs of a run, as plain JSON; ``metrics`` are its optimizer steps."""
+    validations = read_rows(run_dir / VALIDATION_FILE)
     workers = json.loads((run_dir / WORKER_FILE).read_text())
     problems = _held_out_problems(cfg)
     checkpoint = hf_checkpoint(run_dir)
@@ -108,13 +108,12 @@ def _held_out_problems(cfg: DictConfig) -> int:
 
 def write(run_dir: Path, cfg: DictConfig, wall_seconds: float, console: Console) -> dict[str, Any]:
     """Write ``summary.json`` and the plots, and print the table."""
-    summary = summarise(run_dir, cfg, wall_seconds)
+    metrics = read_rows(run_dir / METRICS_FILE)
+    summary = summarise(run_dir, metrics, cfg, wall_seconds)
     partial = run_dir / (SUMMARY_FILE + ".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(run_dir / SUMMARY_FILE)
-    plots.draw(
-        read_rows(run_dir / METRICS_FILE), run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}"
-    )
+    plots.draw(metrics, run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}")
     console.print(table(summary, run_dir))
     return summary
 

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from sat_verl.cpu.placement import usable_cores
+
 LOSSES = ("sat_grpo", "sat_gspo")
 TESTED_VERL = "0.9.1"
 _MARK = "sat-verl-doctor:"
@@ -155,7 +157,7 @@ def in_vllm_process() -> Iterator[Finding]:
 def machine() -> Iterator[Finding]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(usable_cores())
     yield Finding(
         "cores", "ok" if cores > 1 else "note", str(cores), "" if cores > 1 else "trainer and rollout share one core"
     )

@@ -7,7 +7,6 @@ one line of metrics per optimizer step, and reads back from the workers which lo
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -22,9 +21,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from sat_verl.records import RunRecorder
 from sat_verl.worker import ObservedActorWorker
-
-logger = logging.getLogger(__name__)
-logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 # Upstream passes print's `flush=True` to logger.info, which raises a TypeError when INFO is shown.
 upstream.logger.setLevel(max(upstream.logger.level, logging.WARNING))

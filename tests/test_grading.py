@@ -28,15 +28,6 @@ def policies_of(case: dict) -> list[str]:
 
 
 @pytest.fixture
-def verifier(monkeypatch):
-    """A worker of the test's own, in place of the shared one."""
-    fresh = verify.Verifier()
-    monkeypatch.setattr(verify, "_shared", fresh)
-    yield fresh
-    fresh.close()
-
-
-@pytest.fixture
 def no_worker(monkeypatch):
     """Any attempt to start a process fails the test."""
 

@@ -21,15 +21,6 @@ HANGING = r"\binom{100000000}{50000000}"
 EQUAL, UNEQUAL = (r"\frac{1}{2}", r"\boxed{\frac{3}{6}}"), (r"\frac{1}{2}", r"\boxed{\frac{3}{5}}")
 
 
-@pytest.fixture
-def verifier(monkeypatch):
-    """A worker of the test's own, in place of the shared one."""
-    fresh = verify.Verifier()
-    monkeypatch.setattr(verify, "_shared", fresh)
-    yield fresh
-    fresh.close()
-
-
 def gone(pid: int, limit_s: float) -> bool:
     """Whether the process ends (or is only a zombie) within the limit."""
     end = time.monotonic() + limit_s

@@ -26,8 +26,22 @@ def wrong_digit(digit: int, rng: random.Random) -> int:
     return (digit + rng.randrange(1, 10)) % 10
 
 
+class _DigitsTask(TaskSpec):
+    """A problem is a string of ``digits`` digits, and so is the longest response."""
+
+    digits: int
+
+    @property
+    def num_problems(self) -> int:
+        return 10**self.digits
+
+    @property
+    def max_response_chars(self) -> int:
+        return self.digits
+
+
 @dataclass(frozen=True)
-class ChainTask(TaskSpec):
+class ChainTask(_DigitsTask):
     """Add up ``digits`` digits modulo 10; only the last character of the response is checked.
 
     The tokens before it are free. The worked response writes the running sum after every digit.
@@ -38,14 +52,6 @@ class ChainTask(TaskSpec):
 
     def __post_init__(self) -> None:
         check_int(self.name, "digits", self.digits, 1, MAX_DIGITS)
-
-    @property
-    def num_problems(self) -> int:
-        return 10**self.digits
-
-    @property
-    def max_response_chars(self) -> int:
-        return self.digits
 
     @property
     def steps_per_response(self) -> int:
@@ -69,7 +75,7 @@ class ChainTask(TaskSpec):
 
 
 @dataclass(frozen=True)
-class SortTask(TaskSpec):
+class SortTask(_DigitsTask):
     """Sort ``digits`` digits in ascending order; the whole response is checked."""
 
     name: ClassVar[str] = "sort"
@@ -77,14 +83,6 @@ class SortTask(TaskSpec):
 
     def __post_init__(self) -> None:
         check_int(self.name, "digits", self.digits, 2, MAX_DIGITS)
-
-    @property
-    def num_problems(self) -> int:
-        return 10**self.digits
-
-    @property
-    def max_response_chars(self) -> int:
-        return self.digits
 
     @property
     def steps_per_response(self) -> int:

@@ -13,6 +13,13 @@ ROLLOUT_CPUS_ENV = "SAT_VERL_ROLLOUT_CPUS"
 """Core lists of the rollout replicas in vLLM's notation, one per replica, separated by ``;`` (``"1;2-3"``)."""
 
 
+def usable_cores() -> list[int]:
+    """Ids of the cores that this process may use, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 @dataclass(frozen=True)
 class Placement:
     """Threads of each trainer rank and the core ids of each rollout replica."""
@@ -33,7 +40,7 @@ def plan(cores: list[int], trainer_ranks: int, rollout_replicas: int) -> Placeme
     than workers, workers share cores round-robin.
 
     Args:
-        cores: ids of the cores that the run may use, e.g. ``sorted(os.sched_getaffinity(0))``.
+        cores: ids of the cores that the run may use, e.g. :func:`usable_cores`.
         trainer_ranks: number of trainer processes, at least 1.
         rollout_replicas: number of vLLM engines, at least 1.
 
