@@ -18,11 +18,12 @@ class SATPolicyLossConfig(PolicyLossConfig):
         alpha: level of the tail reference q, in (0, 1]: at most a share 1 - alpha of the tokens is gated. The paper's
             value is 0.90; 1 switches SAT off and leaves the base loss, bit for bit.
         kernel_exponent: exponent p > 0 of the Hill kernel 1 / (1 + (u/q)^p); the paper's value is 2.
-        quantile_scope: the tokens that q is taken over. ``microbatch``: those of one call of the loss.
+        quantile_scope: the tokens that q is taken over. ``microbatch``: those of one call of the loss, the paper's code
+            as far as can be told. ``batch``: those of the whole optimizer step, all micro-batches and data-parallel
+            ranks, so that no number depends on how the batch is split (see :mod:`sat_verl.batch_quantile`).
 
     Raises:
         ValueError: a value out of range.
-        NotImplementedError: ``quantile_scope="batch"``.
     """
 
     alpha: float = 0.90
@@ -41,13 +42,10 @@ class SATPolicyLossConfig(PolicyLossConfig):
                 f"policy_loss.kernel_exponent must be a finite number above 0, got {self.kernel_exponent!r}: "
                 "use 2.0 (the paper's)"
             )
-        if self.quantile_scope == "batch":
-            raise NotImplementedError(
-                "policy_loss.quantile_scope='batch' (one q per optimizer step) is not available yet: use 'microbatch'"
-            )
-        if self.quantile_scope != "microbatch":
+        if self.quantile_scope not in ("microbatch", "batch"):
             raise ValueError(
-                f"policy_loss.quantile_scope must be 'microbatch', got {self.quantile_scope!r}: use 'microbatch'"
+                f"policy_loss.quantile_scope must be 'microbatch' or 'batch', got {self.quantile_scope!r}: "
+                "use 'microbatch' (the paper's)"
             )
 
 

@@ -1,19 +1,23 @@
-"""The drift diagnostic ``actor/abs_log_ratio`` for every policy loss, so that verl's own arms log it too."""
+"""Diagnostics of every policy loss, verl's own arms included: ``actor/abs_log_ratio``, and sums by version lag."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-__all__ = ["ppo_loss_with_drift"]
+from sat_verl.policy_loss import record_intercepted
+
+__all__ = ["LAG_SUMS", "ppo_loss_with_drift"]
 
 DRIFT = "actor/abs_log_ratio"
+LAG_SUMS = "actor/lag_sums/"
 
 
 def ppo_loss_with_drift(
@@ -27,28 +31,87 @@ def ppo_loss_with_drift(
     The value is the mean over one micro-batch; verl aggregates it, like its other policy-loss metrics, by the plain
     mean over micro-batches and ranks, whatever their numbers of tokens.
 
+    If the batch has the ages of its samples, also sums over the active tokens of each age, under
+    ``actor/lag_sums/<age>/``: ``tokens``, their number; ``abs_log_ratio``, of ``|log_prob - old_log_prob|``; and with a
+    SAT loss ``intercepted``, the number of those whose gradient SAT removes and the base loss keeps. What arrives on the
+    driver (``update_actor`` of :class:`sat_verl.worker.ObservedActorWorker`, then verl's ``reduce_metrics``) are floats,
+    the sums over all micro-batches, ranks and mini-batches of the call, each epoch counted. With verl's plain training
+    worker they would be the sums of one mini-batch, averaged over the mini-batches.
+
     Args:
         config: actor config; its ``policy_loss.loss_mode`` names the loss.
         model_output: the engine's output; ``log_probs`` nested, one row of ``prompt + response`` tokens a sample.
         data: micro-batch with ``prompts``, ``responses``, ``response_mask``, ``old_log_probs`` and what else
-            ``ppo_loss`` reads; not changed.
+            ``ppo_loss`` reads; not changed. Optional, and only together: ``version_lag``, the age of each sample in
+            optimizer steps, shape ``(B,)``, int; and the non-tensor ``version_lags``, the list of all ages in the whole
+            batch, so that every micro-batch and rank reports the same names. A sample of another age is not counted.
         dp_group: passed on.
 
     Returns:
         The loss, shape ``()``, and the metrics, of type :class:`verl.utils.metric.Metric`.
+
+    Raises:
+        ValueError: only one of ``version_lag`` and ``version_lags``.
     """
-    loss, metrics = ppo_loss(config, model_output, data, dp_group)
-    if DRIFT not in metrics:
-        metrics[DRIFT] = Metric(value=_abs_log_ratio(model_output["log_probs"], data), aggregation=AggregationType.MEAN)
+    with record_intercepted() as intercepted:
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    lags = _lags(data)
+    if lags is None and DRIFT in metrics:
+        return loss, metrics
+    drift, sums = _measure(model_output["log_probs"], data, lags, intercepted)
+    metrics.setdefault(DRIFT, Metric(value=drift, aggregation=AggregationType.MEAN))
+    # verl adds SUM metrics over micro-batches, but averages them over the ranks.
+    metrics.update(Metric.from_dict({k: v * data["dp_size"] for k, v in sums.items()}, AggregationType.SUM))
     return loss, metrics
 
 
+class _Lags(NamedTuple):
+    of_sample: torch.Tensor
+    ages: list[int]
+
+
+def _lags(data: TensorDict) -> _Lags | None:
+    """The age of each sample, shape ``(B,)``, int, and all ages of the whole batch; None if the batch has none."""
+    of_sample, ages = tu.get(data, "version_lag"), tu.get(data, "version_lags")
+    if of_sample is None and ages is None:
+        return None
+    if of_sample is None or ages is None:
+        missing = "version_lag" if of_sample is None else "version_lags"
+        raise ValueError(
+            f"metrics by version lag need both fields of the batch, version_lag (one age per sample) and version_lags "
+            f"(all ages): {missing} is missing; give both, or neither"
+        )
+    return _Lags(of_sample, [int(age) for age in ages])
+
+
 @torch.no_grad()
-def _abs_log_ratio(log_probs: torch.Tensor, data: TensorDict) -> float:
-    """Mean ``|log_prob - old_log_prob|`` over the active tokens; 0 if there are none."""
+def _measure(
+    log_probs: torch.Tensor, data: TensorDict, lags: _Lags | None, intercepted: list[torch.Tensor]
+) -> tuple[float, dict[str, float]]:
+    """Mean ``|log_prob - old_log_prob|`` over the active tokens, 0 if there are none; and the sums by age.
+
+    Args:
+        log_probs: the engine's, nested.
+        data: micro-batch.
+        lags: None: no sums.
+        intercepted: of a SAT loss, the mask of its one call, shape ``(B, T)``, bool; else empty.
+    """
     log_prob = no_padding_2_padding(log_probs, data)
     padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
     active = padded["response_mask"].bool()
     distance = torch.where(active, log_prob - padded["old_log_probs"], 0.0).abs()
-    drift = distance.sum(dtype=torch.promote_types(distance.dtype, torch.float32))
-    return (drift.double() / active.sum().clamp(min=1)).item()
+    distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
+    on_device = [distance.sum(), torch.count_nonzero(active)]
+    names = []
+    if lags is not None:
+        summands = {"tokens": active, "abs_log_ratio": distance}
+        if intercepted:
+            summands["intercepted"] = intercepted[0]
+        for age in lags.ages:
+            of_age = (lags.of_sample == age).unsqueeze(-1)
+            for name, value in summands.items():
+                names.append(f"{LAG_SUMS}{age}/{name}")
+                on_device.append(torch.where(of_age, value, 0).sum(dtype=torch.float64))
+    # One transfer for all.
+    total, count, *sums = torch.stack([value.double() for value in on_device]).tolist()
+    return total / max(count, 1.0), dict(zip(names, sums, strict=True))

@@ -9,16 +9,43 @@ that the trainer recomputes at the start of a one-update step every ratio is abo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
+from sat_verl.batch_quantile import step_tail_reference
 from sat_verl.config import SATPolicyLossConfig
-from sat_verl.trust_region import TrustRegion, clip_to_region, effective_radius, intercepted, trust_region
+from sat_verl.trust_region import (
+    TrustRegion,
+    clip_to_region,
+    effective_radius,
+    intercepted,
+    sequence_mean,
+    trust_region,
+)
 
-__all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo"]
+__all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo", "record_intercepted"]
+
+_intercepted: ContextVar[list[torch.Tensor] | None] = ContextVar("sat_verl_intercepted", default=None)
+
+
+@contextmanager
+def record_intercepted() -> Iterator[list[torch.Tensor]]:
+    """Inside the block every call of a SAT loss appends its mask of intercepted tokens, shape ``(B, T)``, bool.
+
+    Those whose gradient SAT removes and the base loss keeps. The mask stays on its device; other losses append nothing.
+    """
+    masks: list[torch.Tensor] = []
+    token = _intercepted.set(masks)
+    try:
+        yield masks
+    finally:
+        _intercepted.reset(token)
 
 
 @register_policy_loss("sat_grpo")
@@ -52,6 +79,7 @@ def compute_policy_loss_sat_grpo(
 
     Raises:
         ValueError: no config, or ``clip_ratio_c`` of 1 or less.
+        MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
     clip_ratio_c = config.get("clip_ratio_c", 3.0)
@@ -63,7 +91,7 @@ def compute_policy_loss_sat_grpo(
     log_ratio = log_prob - old_log_prob
     bounded_log_ratio = torch.clamp(log_ratio, min=-20.0, max=20.0)  # as in verl: no overflow in exp
     ratio = torch.exp(bounded_log_ratio)
-    region = trust_region(log_ratio, active, options.alpha, options.exponent)
+    region = _region(log_ratio, active, options)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
 
     unclipped_loss = -advantages * ratio
@@ -74,13 +102,13 @@ def compute_policy_loss_sat_grpo(
     loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
+        removed = _removed(ratio, nominal, clipped, advantages)
         capped = (ppo_loss > dual_clip_loss) & (advantages < 0)
         base = {
             "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
             "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
             "actor/pg_clipfrac_lower": masked_mean(capped.float(), response_mask),
         }
-        removed = intercepted(ratio, nominal, clipped, advantages)
         return loss, _metrics(base, log_ratio, active, region, removed, options)
 
 
@@ -108,11 +136,10 @@ def compute_policy_loss_sat_gspo(
     old_log_prob, log_prob, advantages = (torch.where(active, x, 0.0) for x in (old_log_prob, log_prob, advantages))
 
     log_ratio = log_prob - old_log_prob
-    length = response_mask.sum(dim=-1).clamp(min=1)
-    mean_log_ratio = ((log_ratio * response_mask).sum(dim=-1) / length).detach().unsqueeze(-1)
+    mean_log_ratio = sequence_mean(log_ratio, response_mask)
     # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
     ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + mean_log_ratio, max=10.0))
-    region = trust_region(mean_log_ratio.expand_as(log_ratio), active, options.alpha, options.exponent)
+    region = _region(mean_log_ratio.expand_as(log_ratio), active, options)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
 
     unclipped_loss = -advantages * ratio
@@ -121,12 +148,12 @@ def compute_policy_loss_sat_gspo(
     loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
+        removed = _removed(ratio, nominal, clipped, advantages)
         base = {
             "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
             "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
             "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
         }
-        removed = intercepted(ratio, nominal, clipped, advantages)
         return loss, _metrics(base, log_ratio, active, region, removed, options)
 
 
@@ -135,6 +162,7 @@ class _Options(NamedTuple):
     eps_high: float
     alpha: float
     exponent: float
+    whole_batch: bool
 
 
 def _options(config: Any) -> _Options:
@@ -151,7 +179,24 @@ def _options(config: Any) -> _Options:
         eps_high=config.clip_ratio if high is None else high,
         alpha=sat.alpha,
         exponent=sat.kernel_exponent,
+        whole_batch=sat.quantile_scope == "batch",
     )
+
+
+def _region(score: torch.Tensor, active: torch.Tensor, options: _Options) -> TrustRegion:
+    """The trust region for scores of shape ``(B, T)``, with the q of these tokens or of the whole optimizer step."""
+    q = step_tail_reference(score, active, options.alpha) if options.whole_batch else None
+    return trust_region(score, active, options.alpha, options.exponent, q)
+
+
+def _removed(
+    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The intercepted tokens, as :func:`intercepted` gives them, also for :func:`record_intercepted`."""
+    positive, negative = intercepted(ratio, nominal, clipped, advantages)
+    if (masks := _intercepted.get()) is not None:
+        masks.append(positive | negative)
+    return positive, negative
 
 
 def _aggregate(
@@ -178,7 +223,8 @@ def _metrics(
     """The metrics of one call, as floats; verl averages each over micro-batches and ranks.
 
     * those of the base loss (``base``), and ``actor/abs_log_ratio``: mean ``|d|`` of the token ratios;
-    * ``actor/sat/q``: tail reference; ``gate_rate``: gated share of the active tokens;
+    * ``actor/sat/q``: tail reference, with ``quantile_scope=batch`` that of the whole step;
+      ``gate_rate``: gated share of the active tokens;
     * ``radius_low``, ``radius_high``: mean effective radii ``eps * c`` over the active tokens (paper, Table 10);
       ``strongest_contraction``: the smallest c;
     * ``intercepted``: share of the active tokens whose gradient SAT removes and the base loss keeps, of which
@@ -207,7 +253,7 @@ def _metrics(
     ).tolist()
     n = max(count, 1.0)
     active_q = q if gated else 0.0
-    eps_low, eps_high, _, exponent = options
+    eps_low, eps_high, exponent = options.eps_low, options.eps_high, options.exponent
     return {
         **dict(zip(base, base_values, strict=True)),
         "actor/abs_log_ratio": drift / n,

@@ -42,16 +42,38 @@ def tail_reference(distance: torch.Tensor, active: torch.Tensor, alpha: float) -
     Returns:
         q, shape ``()``, dtype of ``distance``; 0 if no token is active.
     """
-    count = torch.count_nonzero(active).double()
-    n = count.clamp(min=1)
-    # rank = the smallest k with k/n >= alpha, that division being the ECDF; ceil(alpha * n) alone can be one off
+    count = torch.count_nonzero(active)
+    ascending = torch.where(active, distance, torch.inf).flatten().sort().values
+    # index_select, unlike ascending[rank], leaves the index on the device.
+    q = ascending.index_select(0, quantile_rank(count, alpha).reshape(1) - 1).squeeze(0)
+    return torch.where(count > 0, q, 0.0)
+
+
+def quantile_rank(count: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Rank, from 1, of the inverse-CDF quantile among ``count`` values, 1 if there are none; int64, shape ``()``."""
+    n = count.double().clamp(min=1)
+    # The smallest k with k/n >= alpha, that division being the ECDF; ceil(alpha * n) alone can be one off
     # (0.07 * 100 = 7.000000000000001).
     rank = torch.ceil(alpha * n)
     rank = rank + (rank / n < alpha).double() - ((rank - 1) / n >= alpha).double()
-    ascending = torch.where(active, distance, torch.inf).flatten().sort().values
-    # index_select, unlike ascending[rank], leaves the index on the device.
-    q = ascending.index_select(0, rank.long().reshape(1) - 1).squeeze(0)
-    return torch.where(count > 0, q, 0.0)
+    return rank.long()
+
+
+def sequence_mean(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Length-normalised ``mean_t d_t`` of every response, shape ``(B, 1)``, detached; 0 if it has no active token.
+
+    Args:
+        log_ratio: ``d``, shape ``(B, T)``, any float dtype; finite on masked tokens.
+        response_mask: 1 on the tokens that count, shape ``(B, T)``, bool, int or float.
+    """
+    length = response_mask.sum(dim=-1).clamp(min=1)
+    return ((log_ratio * response_mask).sum(dim=-1) / length).detach().unsqueeze(-1)
+
+
+def widen(log_ratio: torch.Tensor) -> torch.Tensor:
+    """The scores detached, and in float32 if narrower. Any shape."""
+    d = log_ratio.detach()
+    return d.to(torch.promote_types(d.dtype, torch.float32))
 
 
 def hill(distance: torch.Tensor, q: torch.Tensor, exponent: float) -> torch.Tensor:
@@ -59,8 +81,10 @@ def hill(distance: torch.Tensor, q: torch.Tensor, exponent: float) -> torch.Tens
     return 1 / (1 + (distance / q) ** exponent)
 
 
-def trust_region(log_ratio: torch.Tensor, active: torch.Tensor, alpha: float, exponent: float) -> TrustRegion:
-    """Contract the radius of the tokens whose ``|d|`` lies strictly beyond the batch's own tail reference.
+def trust_region(
+    log_ratio: torch.Tensor, active: torch.Tensor, alpha: float, exponent: float, q: torch.Tensor | None = None
+) -> TrustRegion:
+    """Contract the radius of the tokens whose ``|d|`` lies strictly beyond the tail reference.
 
     On such a token only the side that ``d`` is on shrinks, whatever the sign of the advantage: ``psi(0; q) = 1``.
 
@@ -70,11 +94,12 @@ def trust_region(log_ratio: torch.Tensor, active: torch.Tensor, alpha: float, ex
             infinite there, not NaN.
         alpha: quantile level in (0, 1]; 1 leaves the gate empty.
         exponent: ``p > 0`` of the Hill kernel.
+        q: tail reference of a larger batch, shape ``()``, dtype of the widened ``d``; None: that of these tokens.
     """
-    d = log_ratio.detach()
-    d = d.to(torch.promote_types(d.dtype, torch.float32))
+    d = widen(log_ratio)
     distance = d.abs()
-    q = tail_reference(distance, active, alpha)
+    if q is None:
+        q = tail_reference(distance, active, alpha)
     gate = active & (distance > q) & (q > 0)
     c = torch.where(gate, hill(distance, q, exponent), 1.0)
     return TrustRegion(q, gate, c_minus=torch.where(d < 0, c, 1.0), c_plus=torch.where(d > 0, c, 1.0))

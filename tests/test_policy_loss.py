@@ -440,11 +440,6 @@ def test_config_refuses_values_out_of_range(setting, value):
     assert repr(value) in str(error.value)
 
 
-def test_config_refuses_the_batch_scope_by_name():
-    with pytest.raises(NotImplementedError, match=r"quantile_scope='batch'.* not available yet: use 'microbatch'"):
-        SATPolicyLossConfig(quantile_scope="batch")
-
-
 def test_config_loads_through_verl():
     plain = {"_target_": "sat_verl.config.SATPolicyLossConfig", "loss_mode": "sat_gspo", "alpha": 0.8}
     for loaded in (omega_conf_to_dataclass(plain), omega_conf_to_dataclass(plain, SATPolicyLossConfig)):
