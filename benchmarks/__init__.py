@@ -1,1 +1,1 @@
-"""Benchmarks: not part of this version."""
+"""Benchmarks: experiments that are small enough for one CPU core."""
