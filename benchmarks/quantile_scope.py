@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "out": "benchmarks/results/quantile_scope.json",
 }
 BATCH = "batch"
+SCOPE = "actor_rollout_ref.actor.policy_loss.quantile_scope=microbatch"
 
 
 def arms(task: str, base: str, settings: dict[str, Any]) -> dict[str, list[LabConfig]]:
@@ -47,6 +48,7 @@ def arms(task: str, base: str, settings: dict[str, Any]) -> dict[str, list[LabCo
         return [
             LabConfig(
                 algorithm=algorithm,
+                overrides=(SCOPE,) if algorithm.startswith("sat_") else (),
                 task=task,
                 lag=settings["lag"],
                 steps=settings["steps"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ import sat_verl.policy_loss  # noqa: F401  registers the SAT losses
 from benchmarks.lab.config import LabConfig, batch_age, recipe
 from benchmarks.lab.rollout import Rollout, Sampler, base_model, response_logits
 from recipes.tasks import Problem, capacity, draw, get_task
+from sat_verl.batch_quantile import batch_quantile, batch_tail_reference
 
 ENGINE_VERSION = 1
 """Part of the key of kept results: raise it when a change to the code changes the numbers."""
@@ -179,17 +181,21 @@ class Trainer:
             loss_scale_factor=self.actor.loss_scale_factor,
         )
         policy_loss = get_policy_loss_fn(self.actor.policy_loss.loss_mode)
-        parts = zip(*(tensor.chunk(self.micro_batches) for tensor in tensors.values()), strict=True)
-        results = [
-            policy_loss(
-                **dict(zip(tensors, part, strict=True)),
-                loss_agg_mode=self.actor.loss_agg_mode,
-                config=self.actor,
-                rollout_is_weights=None,
-            )
-            for part in parts
-        ]
+        chunks = zip(*(tensor.chunk(self.micro_batches) for tensor in tensors.values()), strict=True)
+        parts = [dict(zip(tensors, chunk, strict=True)) for chunk in chunks]
+        with self._step_quantile(parts):
+            results = [
+                policy_loss(**part, loss_agg_mode=self.actor.loss_agg_mode, config=self.actor, rollout_is_weights=None)
+                for part in parts
+            ]
         return [loss for loss, _ in results], [metrics for _, metrics in results]
+
+    def _step_quantile(self, parts: Sequence[dict[str, torch.Tensor]]) -> AbstractContextManager[None]:
+        """The context of a SAT loss with ``quantile_scope=batch``: one q for all micro-batches of the step."""
+        options = self.actor.policy_loss
+        if options.get("quantile_scope", "microbatch") != "batch":
+            return nullcontext()
+        return batch_quantile(batch_tail_reference(parts, options.loss_mode, options.alpha))
 
 
 def _average(metrics: list[dict[str, Any]]) -> Row:

@@ -14,22 +14,29 @@ from benchmarks.lab.engine import ENGINE_VERSION
 from benchmarks.lab.rollout import base_model
 from recipes.models import read_manifest
 
+# Parts of the actor config that no single process reads.
+_UNUSED = ("checkpoint", "engine", "fsdp_config", "profiler", "qat", "router_replay")
+
 
 def identity(config: LabConfig) -> dict[str, Any]:
     """Everything that a run's numbers depend on, apart from library versions and the kind of processor.
 
-    The recipe's settings are part of it as they resolve now: a changed default is another run.
+    The recipe's settings are part of it as they resolve now: a changed default is another run, and a setting given in
+    ``overrides`` that was the default anyway is the same run.
     """
     cfg = recipe(config)
     settings = asdict(config)
-    del settings["cache_dir"]
-    weights = read_manifest(base_model(config))["files"]["model.safetensors"]
+    for name in ("cache_dir", "overrides"):
+        del settings[name]
+    actor: Any = OmegaConf.to_container(cfg.actor_rollout_ref.actor, resolve=True)
     return {
         "engine": ENGINE_VERSION,
         "config": settings,
-        "actor": OmegaConf.to_container(cfg.actor_rollout_ref.actor, resolve=True),
+        "actor": {name: value for name, value in actor.items() if name not in _UNUSED},
+        "normalise_by_std": cfg.algorithm.norm_adv_by_std_in_grpo,
+        "max_response_length": cfg.data.max_response_length,
         "task": OmegaConf.to_container(cfg.task, resolve=True),
-        "base_weights": weights,
+        "base_weights": read_manifest(base_model(config))["files"]["model.safetensors"],
     }
 
 
