@@ -1,7 +1,7 @@
 """Guard rails: what would fail late, or be silently wrong, is refused before Ray starts.
 
 Values are checked by :mod:`recipes.values` before the config is derived. Each check here takes the derived config and
-raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all.
+raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all, with those of :mod:`recipes.ratio_guards`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
+from recipes import ratio_guards
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
-
-CLIPPED_LOSSES = ("vanilla", "gspo", "sat_grpo", "sat_gspo")
-"""Losses whose clip acts on the ratio to the old log-probs."""
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
@@ -47,25 +45,6 @@ def support(cfg: DictConfig) -> None:
             raise ConfigError(key, value, f"the recipes run {names} only", f"leave it at {allowed[0]}")
     if cfg.algorithm.adv_estimator == "gae":
         raise ConfigError("algorithm.adv_estimator", "gae", "it needs a critic, which no recipe has yet", "use grpo")
-
-
-def denominator(cfg: DictConfig) -> None:
-    """A clip does nothing when the ratio's denominator is a recompute by the very weights being updated."""
-    loss_mode = cfg.actor_rollout_ref.actor.policy_loss.loss_mode
-    if loss_mode not in CLIPPED_LOSSES:
-        return
-    why = f"{loss_mode} clips the ratio to the rollout engine's log-probs, and they would"
-    if not cfg.actor_rollout_ref.rollout.calculate_log_probs:
-        key = "actor_rollout_ref.rollout.calculate_log_probs"
-        raise ConfigError(key, False, f"{why} not be recorded", f"set {key}=true")
-    if not cfg.algorithm.rollout_correction.get("bypass_mode", False):
-        key = "algorithm.rollout_correction.bypass_mode"
-        raise ConfigError(
-            key,
-            False,
-            f"{why} be replaced by a recompute with the trainer's own weights (ratio about 1)",
-            f"set {key}=true",
-        )
 
 
 def sizes(cfg: DictConfig) -> None:
@@ -223,6 +202,7 @@ def upstream(cfg: DictConfig) -> None:
             raise ConfigError(
                 key, value, "verl knows no such name", f"choose one of {', '.join(sorted(map(str, known)))}"
             )
+    ratio_guards.correction_values(cfg)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # it warns that GRPO has no critic
@@ -232,7 +212,7 @@ def upstream(cfg: DictConfig) -> None:
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
 
 
-CHECKS = (support, denominator, sizes, files, model, folders, device)
+CHECKS = (support, *ratio_guards.CHECKS, sizes, files, model, folders, device)
 
 
 def check(cfg: DictConfig) -> None:
