@@ -15,10 +15,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import ConfigError
+from recipes.resume import own_overrides
 
 CONFIG_MODULE = "recipes.config"
 CONFIG_NAME = "train"
-GROUPS = ("algorithm", "backend", "model", "task")
+GROUPS = ("algorithm", "backend", "lag", "model", "task")
+_LAG = re.compile(r"(broadcast|constant|bounded)?(\d+)")
 _CONFIG_DIR = Path(__file__).parent / "config"
 
 
@@ -28,7 +30,7 @@ def choices(group: str) -> list[str]:
 
 
 def expand_short_forms(arguments: Sequence[str]) -> list[str]:
-    """``model=PATH`` and ``task=FILE.parquet`` written out; everything else as it is."""
+    """``model=PATH``, ``task=FILE.parquet``, ``lag=8``, ``lag=constant8`` written out; everything else as it is."""
     expanded: list[str] = []
     for argument in arguments:
         key, separator, value = argument.partition("=")
@@ -36,6 +38,8 @@ def expand_short_forms(arguments: Sequence[str]) -> list[str]:
             expanded += ["model=hf", f"model.path={value}"]
         elif separator and key == "task" and value.endswith(".parquet"):
             expanded += ["task=parquet", f"task.train_file={value}"]
+        elif key == "lag" and (lag := _LAG.fullmatch(value)):
+            expanded += [f"lag={lag[1] or 'broadcast'}", f"lag.steps={lag[2]}"]
         else:
             expanded.append(argument)
     return expanded
@@ -57,13 +61,14 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     found = full.hydra.runtime.choices
     with open_dict(full):
         full.pop("hydra")
-    return with_choices(full, found)
+    return with_choices(full, found, overrides)
 
 
-def with_choices(cfg: DictConfig, found: Mapping[str, str]) -> DictConfig:
-    """Write the chosen preset of each group into ``cfg.choices``; returns ``cfg``."""
+def with_choices(cfg: DictConfig, found: Mapping[str, str], overrides: Sequence[str]) -> DictConfig:
+    """Write the chosen preset of each group and the overrides into the config; returns ``cfg``."""
     with open_dict(cfg):
         cfg.choices = {group: found[group] for group in GROUPS}
+        cfg.overrides = own_overrides(overrides)
     return cfg
 
 
@@ -91,6 +96,11 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     text = str(error)
     if isinstance(error, MissingConfigException):
         match = re.search(r"Could not find '(\w+)/([^']+)'", text)
+        if match and match[1] == "lag":
+            return ConfigError(
+                "lag", match[2], "it is neither a number of steps nor a schedule",
+                "write lag=8, lag=constant8 or lag=bounded8 (several: --multirun lag=broadcast lag.steps=1,8)",
+            )  # fmt: skip
         if match and match[1] in GROUPS:
             names = ", ".join(choices(match[1]))
             return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import values
+from recipes import schedule, values
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
 
 
 def default_run_dir(cfg: DictConfig) -> Path:
-    name = f"{cfg.choices.algorithm}-{cfg.choices.task}-{cfg.choices.model}-seed{cfg.seed}"
+    lag = f"lag{cfg.lag.steps}" if cfg.lag.schedule == "broadcast" else f"{cfg.lag.schedule}{cfg.lag.steps}"
+    name = f"{cfg.choices.algorithm}-{cfg.choices.task}-{cfg.choices.model}-{lag}-seed{cfg.seed}"
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -28,6 +29,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     """Check the values, and fill in what follows from them; returns ``cfg``.
 
     - ``run_dir``: absolute, with a default name.
+    - what follows from the lag schedule (:mod:`recipes.schedule`).
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
@@ -43,6 +45,7 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.cache_dir = str(Path(cfg.cache_dir).absolute())
         cfg.sat_verl.run_dir = str(run_dir)
         cfg.trainer.experiment_name = run_dir.name
+        schedule.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)

@@ -16,14 +16,15 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
-from recipes import guards, provenance, report
+from recipes import guards, provenance, report, resume
 from recipes.derive import derive
 from recipes.progress import Progress
+from recipes.resume import CONFIG_FILE
+from recipes.schedule import schedule_of
 from sat_verl.cpu.paths import SHM_DIR_ENV
-from sat_verl.records import METRICS_FILE, VALIDATION_FILE
+from sat_verl.records import METRICS_FILE, RunRecorder
 
 LOG_FILE = "train.log"
-CONFIG_FILE = "config.yaml"
 
 
 class RunFailedError(RuntimeError):
@@ -68,29 +69,14 @@ def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
     run_dir = Path(cfg.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     if cfg.resume:
-        forget_after_checkpoint(run_dir)
+        resume.check_same(cfg)
+        resume.go_back(cfg)
     else:
         (run_dir / METRICS_FILE).touch()
     OmegaConf.save(cfg, run_dir / CONFIG_FILE, resolve=True)
     facts = provenance.collect(command) | {"seed": cfg.seed, "choices": OmegaConf.to_container(cfg.choices)}
     (run_dir / "provenance.json").write_text(json.dumps(facts, indent=2) + "\n")
     return run_dir
-
-
-def last_checkpoint(run_dir: Path) -> int:
-    """Global step of a run's last checkpoint; 0 where there is none."""
-    latest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(latest.read_text()) if latest.is_file() else 0
-
-
-def forget_after_checkpoint(run_dir: Path) -> None:
-    """Cut the records of a run back to its last checkpoint, from which verl goes on."""
-    step = last_checkpoint(run_dir)
-    for name in (METRICS_FILE, VALIDATION_FILE):
-        path = run_dir / name
-        rows = report.read_rows(path) if path.is_file() else []
-        kept = [row for row in rows if row["global_step"] <= step]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
@@ -157,12 +143,31 @@ def training_process(cfg: DictConfig, run_dir: Path) -> Iterator[subprocess.Pope
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def how_to_go_on(cfg: DictConfig) -> str:
+    """The command that continues a run that was cut short, if it has a checkpoint."""
+    step = resume.last_step(Path(cfg.run_dir)) if cfg.run_dir else 0
+    return f"; go on from step {step} with: python -m recipes.train resume={cfg.run_dir}" if step else ""
+
+
+def watch(supervisor: subprocess.Popen, cfg: DictConfig, progress: Progress) -> str | None:
+    """Follow a run to its end; returns what it waited for, if a wait had no end and the run was stopped for it."""
+    limit = cfg.sat_verl.wait_limit_s
+    while supervisor.poll() is None:
+        progress.update()
+        waiting_for, seconds = progress.wait()
+        if seconds > limit:
+            return f"no progress for {seconds:.0f} s while waiting for {waiting_for} (sat_verl.wait_limit_s={limit})"
+        time.sleep(0.3)
+    progress.update()
+    return None
+
+
 def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:
     """Check, prepare, train and report one run; returns its folder.
 
     Raises:
         ConfigError: bad input, before anything starts.
-        RunFailedError: the training processes failed; their full log is ``train.log`` in the run folder.
+        RunFailedError: the training processes failed, or hung; their full log is ``train.log`` in the run folder.
     """
     console = console or Console()
     derive(cfg)
@@ -170,16 +175,18 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     guards.upstream(cfg)
     prepare(cfg)
     started = time.time()
-    if cfg.resume:
-        console.print(f"resuming after step {last_checkpoint(Path(cfg.run_dir))}")
     run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
+    if cfg.resume:
+        console.print(f"resuming after step {resume.last_step(run_dir)}")
     console.print(f"run folder  {run_dir}")
-    with training_process(cfg, run_dir) as supervisor, Progress(run_dir, cfg, console) as progress:
-        while supervisor.poll() is None:
-            progress.update()
-            time.sleep(0.3)
-        progress.update()
-    if supervisor.returncode:
-        raise RunFailedError(report.failure(run_dir / LOG_FILE, supervisor.returncode))
+    hung = None
+    try:
+        with training_process(cfg, run_dir) as supervisor, Progress(run_dir, cfg, console) as progress:
+            hung = watch(supervisor, cfg, progress)
+    finally:
+        RunRecorder(run_dir).finish_lag(schedule_of(cfg))
+    if hung or supervisor.returncode:
+        cause = hung or report.failure(run_dir / LOG_FILE, supervisor.returncode)
+        raise RunFailedError(cause + how_to_go_on(cfg))
     report.write(run_dir, cfg, wall_seconds=time.time() - started, console=console)
     return run_dir

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from sat_verl.records import METRICS_FILE, PHASES_FILE
+from sat_verl.records import METRICS_FILE, PHASES_FILE, WAIT_FILE
 
 _PLAIN_LINES = 20
 
@@ -47,9 +47,10 @@ class Progress:
 
     def __init__(self, run_dir: Path, cfg: DictConfig, console: Console) -> None:
         self._console = console
-        self._total = cfg.steps * cfg.trainer.v1.separate_async.parameter_sync_step
+        self._total = cfg.steps
+        self._wait_file = run_dir / WAIT_FILE
         self._metrics, self._phases = Tail(run_dir / METRICS_FILE), Tail(run_dir / PHASES_FILE)
-        self._started = time.monotonic()
+        self._started, self._started_at = time.monotonic(), time.time()
         self._phase = "start processes"
         self._row: dict[str, Any] = {}
         self._first: tuple[int, float] | None = None
@@ -80,6 +81,14 @@ class Progress:
         if self._live:
             self._live.update(self._view())
 
+    def wait(self) -> tuple[str, float]:
+        """What the run waits for, and for how many seconds without progress."""
+        try:
+            found = json.loads(self._wait_file.read_text())
+        except FileNotFoundError:
+            found = {"for": "the training processes to start", "since": self._started_at}
+        return found["for"] or "the next step", time.time() - found["since"]
+
     def _plain(self, text: str) -> None:
         if not self._live:
             self._console.print(text, highlight=False, soft_wrap=True)
@@ -98,6 +107,7 @@ class Progress:
         return [
             ("step", f"{self._row.get('step', 0)}/{self._total}"),
             ("reward", _number(self._row, "reward/mean", ".3f")),
+            ("age", _number(self._row, "lag/age", ".1f")),
             ("mean|d|", _number(self._row, "actor/abs_log_ratio", ".4f")),
             ("intercepted", _number(self._row, "actor/sat/intercepted", ".2%")),
             ("tokens/s", _number(self._row, "perf/response_tokens_per_s", ".0f")),

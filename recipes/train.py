@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from recipes.compose import CONFIG_NAME, compose, expand_short_forms, with_choices
 from recipes.errors import ConfigError
+from recipes.resume import with_earlier
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -22,7 +24,12 @@ def _fail(text: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Check the command line, then run; exit code 2 for bad input, 1 for a failed run, 130 when interrupted."""
-    arguments = expand_short_forms(sys.argv[1:])
+    # Ended by a signal, a run cleans up and says how to go on, as it does on ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        arguments = expand_short_forms(with_earlier(sys.argv[1:]))
+    except ConfigError as error:
+        _fail(str(error), 2)
     if any(argument.startswith("-") for argument in arguments):
         # Hydra's own services: --help, --cfg job, --multirun, shell completion.
         sys.argv[1:] = arguments
@@ -36,11 +43,12 @@ def main() -> None:
 
 
 def _run_from_hydra(cfg: DictConfig) -> None:
-    _run(with_choices(cfg, HydraConfig.get().runtime.choices))
+    hydra_config = HydraConfig.get()
+    _run(with_choices(cfg, hydra_config.runtime.choices, list(hydra_config.overrides.task)))
 
 
 def _run(cfg: DictConfig) -> None:
-    from recipes.launch import RunFailedError, run
+    from recipes.launch import RunFailedError, how_to_go_on, run
 
     try:
         run(cfg)
@@ -49,7 +57,7 @@ def _run(cfg: DictConfig) -> None:
     except RunFailedError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted; every process of the run has been stopped", 130)
+        _fail(f"interrupted; every process of the run has been stopped{how_to_go_on(cfg)}", 130)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ _AT_LEAST = {
     "rollout_replicas": 1,
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
-    "trainer.v1.separate_async.parameter_sync_step": 1,
-    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
     "seed": 0,
     "task.seed": 0,
     "model.seed": 0,
@@ -34,7 +34,6 @@ _AT_LEAST_OR_NULL = {
     "actor_rollout_ref.rollout.max_model_len": 1,
 }
 _SWITCHES = (
-    "resume",
     "algorithm.rollout_correction.bypass_mode",
     "actor_rollout_ref.rollout.calculate_log_probs",
     "actor_rollout_ref.actor.use_dynamic_bsz",
@@ -44,7 +43,6 @@ _OWN = {
     # verl's setting: ours, from which it is computed
     "actor_rollout_ref.rollout.n": "responses_per_prompt",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "prompts_per_step",
-    "trainer.total_training_steps": "steps",
 }
 _OWN_CPU = {"trainer.n_gpus_per_node": "trainer_ranks", "actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
 
@@ -102,8 +100,6 @@ def radii(cfg: DictConfig) -> None:
     good = "a dual clip must be a number above 1, or null"
     _require(cfg, "dual_clip", lambda v: v is None or (_number(v) and v > 1), good, "set dual_clip=3, or null for none")
     _require(cfg, _ACTOR + "optim.lr", lambda v: _number(v) and v > 0, "it must be a positive number", "set 1e-6, say")
-    key = "trainer.v1.separate_async.num_warmup_batches"
-    _require(cfg, key, lambda v: _number(v) and v >= 0, "it must be a number of at least 0", f"set {key}=1")
 
 
 def one_source(cfg: DictConfig) -> None:

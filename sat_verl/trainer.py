@@ -1,48 +1,83 @@
-"""The asynchronous trainer of the recipes: verl's ``separate_async``, which records what it does.
+"""The asynchronous trainer of the recipes: verl's ``separate_async`` with a lag that is set, kept and proven.
 
-Registered as ``sat_async`` (``trainer.v1.trainer_mode=sat_async``). It changes nothing in how verl trains; it writes
-one line of metrics per optimizer step, and reads back from the workers which loss they compute.
+Registered as ``sat_async`` (``trainer.v1.trainer_mode=sat_async``). The computation of a step is verl's. What is ours:
+when the rollout may get new weights, which prompts a step trains on, what is checked and recorded of each step, and
+that a checkpoint holds everything that the schedule needs to go on.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_separate_async as upstream
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.utils import tensordict_utils as tu
 
+from sat_verl import batch_record, checkpoints
+from sat_verl.batch_record import BatchRecord
+from sat_verl.lag import LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
+from sat_verl.rollout import RecordingClient
+from sat_verl.sampler import TRAIN
 from sat_verl.worker import ObservedActorWorker
 
 # Upstream passes print's `flush=True` to logger.info, which raises a TypeError when INFO is shown.
 upstream.logger.setLevel(max(upstream.logger.level, logging.WARNING))
 
 TRAINER_MODE = "sat_async"
+LAG_SUMS = "actor/lag_sums/"
+DROPPED = "training/off_policy/evicted_samples"
 
 
 class PolicyLossMismatchError(RuntimeError):
     """The workers compute another loss than the config names."""
 
 
+class ResumeError(RuntimeError):
+    """A checkpoint does not hold what the lag schedule needs to go on."""
+
+
 @register_trainer(TRAINER_MODE)
 class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
-    """verl's separate asynchronous PPO trainer with a record of every optimizer step.
+    """verl's separate asynchronous PPO trainer on a lag schedule, with a record of every optimizer step.
 
-    Config (beside verl's own): ``sat_verl.run_dir``, the folder that receives ``metrics.jsonl`` and ``worker.json``.
+    Config (beside verl's own), under ``sat_verl``: ``run_dir``, the folder that receives the records; ``lag`` with
+    ``schedule`` and ``steps`` (:class:`~sat_verl.lag.LagSchedule`); ``keep_checkpoints``.
+
+    Raises:
+        LagViolationError: a batch is not as old as the schedule promises; nothing is trained on it.
+        RolloutFailedError: the rollout is broken, or has stopped.
+        ResumeError: a checkpoint from which the schedule cannot go on.
     """
 
     def __init__(self, config: DictConfig) -> None:
+        own = config.sat_verl
+        self.schedule = LagSchedule(own.lag.schedule, own.lag.steps)
         super().__init__(config)
-        self.recorder = RunRecorder(Path(config.sat_verl.run_dir))
+        self.recorder = RunRecorder(Path(own.run_dir))
+        self.replay_buffer.resubmit = self._resubmit
+        self.replay_buffer.on_progress = self.recorder.touch
+        self._next_prompt = 0
         self._last_step_end: float | None = None
+        self._record: BatchRecord | None = None
+
+    @property
+    def optimizer_step(self) -> int:
+        """The optimizer step that is being made, from 1."""
+        return (self.global_steps - 1) * self.parameter_sync_step + self.local_trigger_step + 1
+
+    # --- start
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -52,9 +87,13 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
 
     def init(self) -> None:
         self.recorder.phase("start engines")
-        super().init()
+        with self.recorder.waiting("the engines to start"):
+            super().init()
+            self._check_policy_loss()
         self.recorder.phase("engines ready")
-        self._check_policy_loss()
+
+    def get_llm_client(self) -> RecordingClient:
+        return self.standalone_server_manager.get_client(client_cls=RecordingClient)
 
     def _check_policy_loss(self) -> None:
         """Read the loss back from every worker.
@@ -69,41 +108,119 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
             raise PolicyLossMismatchError(f"policy_loss.loss_mode={named}, but a worker computes {wrong[0]}")
         self.recorder.worker(reports)
 
+    def on_train_begin(self) -> None:
+        ahead = self.schedule.batches_ahead * self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        missing = ahead - self._restored_tq_prompt_count
+        if missing > 0:
+            self._add_prompts_to_generate(missing)
+
     def fit(self, agent_loop_manager) -> None:
         super().fit(agent_loop_manager)
+        self.recorder.finish_lag(self.schedule)
         self.recorder.phase("done")
+
+    # --- prompts
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """A prompt's name is its place in the run: order, seeds and the record of what was consumed rest on it."""
+        batch = super()._fetch_one_gen_batch()
+        names = [f"{self._next_prompt + offset:010d}" for offset in range(len(batch))]
+        self._next_prompt += len(batch)
+        tu.assign_non_tensor_stack(batch, "uid", names)
+        return batch
+
+    def _resubmit(self, uids: list[str]) -> None:
+        """Generate failed prompt groups again, under the weights that the rollout still has."""
+        batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
+        stale = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_", 1)[0] in set(uids)]
+        if stale:
+            tq.kv_clear(keys=stale, partition_id=TRAIN)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps} for _ in uids]
+        tq.kv_batch_put(keys=uids, partition_id=TRAIN, tags=tags)
+        self.agent_loop_manager.generate_sequences(batch)
+
+    # --- one optimizer step
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         start = time.perf_counter()
-        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        row = dict(metrics)
-        row.update(self._batch_metrics(batch))
+        with self.recorder.waiting(f"the samples of step {self.optimizer_step}"):
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        assert self._record is not None
+        _by_lag(metrics)
+        row = metrics | self._record.metrics(self.config.data.max_response_length)
         end = time.perf_counter()
         row["timing_s/optimizer_step"] = end - start
         # From the end of the last step: waiting, weight sync and validation count.
         row["perf/response_tokens_per_s"] = row["response_length/tokens"] / (end - (self._last_step_end or start))
         self._last_step_end = end
-        self.recorder.add(row)
+        self.recorder.add(row, self._sample_row(self._record, metrics))
         return batch
 
-    def _batch_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Reward and length (tokens) of this optimizer step's own samples (verl's are over the whole sync window)."""
-        rows = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        keys = [batch.keys[index] for index in rows]
-        scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
-        rewards = np.array([float(score.sum()) for score in scores.unbind()])
-        lengths = np.array([batch.tags[index]["response_len"] for index in rows])
+    def _sample_row(self, record: BatchRecord, metrics: dict) -> dict[str, Any]:
+        refilled, retried = self.replay_buffer.take_counts()
         return {
-            "reward/mean": float(rewards.mean()),
-            "reward/std": float(rewards.std()),
-            "response_length/tokens": float(lengths.sum()),
-            "response_length/average": float(lengths.mean()),
+            "prompts": record.prompts,
+            "tokens_by_age": {str(age): count for age, count in sorted(record.tokens_by_age.items())},
+            "responses": len(record.keys),
+            "mixed_responses": record.mixed,
+            "dropped_groups": int(metrics.get(DROPPED, 0)),
+            "refilled_groups": refilled,
+            "retried_groups": retried,
+            "drain_seconds": 0.0,
         }
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """The first use of a batch: it is read and checked before anything is computed from it."""
+        self.recorder.touch(f"optimizer step {self.optimizer_step}")
+        self._record = batch_record.read(batch, self.optimizer_step, self.parameter_sync_step)
+        self._check_lag(self._record)
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Every sample carries its age to the loss, whose metrics are then by age."""
+        assert self._record is not None
+        ages = dict(zip(self._record.keys, self._record.ages[:, 0].tolist(), strict=True))
+        lags = torch.tensor([ages.get(key, 0) for key in batch.keys])
+        fields = TensorDict({"version_lag": lags}, batch_size=len(batch))
+        batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        batch.extra_info["version_lags"] = sorted(set(ages.values()))
+        return super()._update_actor(batch, metrics)
+
+    def _check_lag(self, record: BatchRecord) -> None:
+        step = self.optimizer_step
+        if self.schedule.keeps(step, record.tokens_by_age):
+            return
+        self.recorder.broken_step(step, self.global_steps, self._sample_row(record, {}))
+        self.recorder.finish_lag(self.schedule)
+        bound = "" if self.schedule.exact else "at most "
+        raise LagViolationError(
+            f"lag.schedule={self.schedule.kind} lag.steps={self.schedule.steps} promises age {bound}"
+            f"{self.schedule.age(step)} for optimizer step {step}, but its tokens by age are "
+            f"{dict(sorted(record.tokens_by_age.items()))}: the run is stopped, nothing was trained on them"
+        )
+
+    # --- between the steps: drain, save, sync, validate
+
+    def _drain(self) -> None:
+        """An exact schedule gives the rollout new weights only when nothing that it was asked for is unfinished.
+
+        So no response mixes versions, and none is generated by newer weights than it should.
+        """
+        if self.schedule.exact:
+            with self.recorder.waiting("the rollout to finish what it was asked for"):
+                self.recorder.add_drain(self.replay_buffer.drain())
+
+    def on_step_end(self) -> None:
+        self._drain()
+        with self.recorder.waiting("the weight sync"):
+            super().on_step_end()
 
     def _validate(self) -> dict[str, float]:
         start = time.perf_counter()
         self.recorder.phase("validate")
-        metrics = super()._validate()
+        with self.recorder.waiting("the validation"):
+            metrics = super()._validate()
         self.recorder.phase("train")
         self.recorder.validation(self.global_steps, metrics, time.perf_counter() - start)
         return metrics
@@ -111,3 +228,50 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         self.recorder.flush(global_steps, self.parameter_sync_step, metrics)
+
+    # --- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        root = Path(self.config.trainer.default_local_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        checkpoints.check_space(root)
+        self._drain()
+        with self.recorder.waiting("the checkpoint to be saved"):
+            super()._save_checkpoint()
+        facts = {
+            "global_step": self.global_steps,
+            "optimizer_step": self.global_steps * self.parameter_sync_step,
+            "next_prompt": self._next_prompt,
+            "outstanding_prompts": self.replay_buffer.outstanding(),
+            "lag": {"schedule": self.schedule.kind, "steps": self.schedule.steps},
+        }
+        checkpoints.mark(root / f"global_step_{self.global_steps}", facts)
+        checkpoints.prune(root, self.config.sat_verl.keep_checkpoints)
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        facts = checkpoints.read_marker(folder)
+        self._next_prompt = facts["next_prompt"]
+        outstanding = self.replay_buffer.outstanding()
+        self._forget_trained(set(outstanding))
+        if outstanding != facts["outstanding_prompts"]:
+            raise ResumeError(f"{folder} should hold the prompts {json.dumps(facts['outstanding_prompts'])} that were "
+                              f"not trained on yet, and holds {json.dumps(outstanding)}")  # fmt: skip
+
+    def _forget_trained(self, outstanding: set[str]) -> None:
+        """The queue is saved before verl clears the step that was just trained; those samples are done with."""
+        done = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_", 1)[0] not in outstanding]
+        if done:
+            tq.kv_clear(keys=done, partition_id=TRAIN)
+
+
+def _by_lag(metrics: dict[str, float]) -> None:
+    """Turn the workers' sums over the tokens of one age into ``lag/<age>/...``: tokens, mean |d|, intercepted share."""
+    sums = {key.removeprefix(LAG_SUMS): metrics.pop(key) for key in list(metrics) if key.startswith(LAG_SUMS)}
+    for name, value in sums.items():
+        age, _, quantity = name.partition("/")
+        tokens = sums[f"{age}/tokens"]
+        metrics[f"lag/{name}"] = value if quantity == "tokens" else value / max(tokens, 1)

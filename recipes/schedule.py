@@ -1,0 +1,91 @@
+"""verl's settings that follow from the lag schedule; a user sets ``lag``, never these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.errors import ConfigError
+from sat_verl.lag import SCHEDULES, LagSchedule
+
+_ASYNC = "trainer.v1.separate_async."
+_SAMPLER = "trainer.v1.sampler."
+STRATEGIES = ("wait", "drop")
+
+
+def schedule_of(cfg: DictConfig) -> LagSchedule:
+    """The lag schedule of a config.
+
+    Raises:
+        ConfigError: an unknown schedule, or a lag that is not a whole number of at least 0.
+    """
+    if cfg.lag.schedule not in SCHEDULES:
+        raise ConfigError(
+            "lag.schedule", cfg.lag.schedule, "there is no such schedule", f"choose one of {', '.join(SCHEDULES)}"
+        )
+    steps = cfg.lag.steps
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        raise ConfigError("lag.steps", steps, "it must be a whole number of at least 0", "set lag=8, say")
+    strategy = cfg.lag.get("strategy")
+    if strategy is not None and strategy not in STRATEGIES:
+        raise ConfigError("lag.strategy", strategy, "there is no such strategy", f"choose {' or '.join(STRATEGIES)}")
+    return LagSchedule(cfg.lag.schedule, steps)
+
+
+def _follow(cfg: DictConfig, key: str, value: Any, source: str) -> None:
+    """Set ``key``, which the recipe leaves null, and refuse what the user set it to instead."""
+    found = OmegaConf.select(cfg, key)
+    if found is not None and found != value:
+        raise ConfigError(
+            key, found, f"it follows from {source}, which makes it {value}", f"leave it out, set {source}"
+        )
+    OmegaConf.update(cfg, key, value, force_add=True)
+
+
+def derive(cfg: DictConfig) -> None:
+    """Write what follows from ``lag`` and ``steps`` into the config.
+
+    Raises:
+        ConfigError: a setting that contradicts the schedule, or that the schedule cannot be kept with.
+    """
+    schedule = schedule_of(cfg)
+    every = schedule.sync_every
+    if cfg.steps % every:
+        below = cfg.steps // every * every
+        around = f"steps={below} or steps={below + every}" if below else f"steps={every}"
+        raise ConfigError(
+            "steps", cfg.steps, f"lag={cfg.lag.steps} syncs the weights every {every} steps, and a run ends with one",
+            f"set {around}",
+        )  # fmt: skip
+    _follow(cfg, _ASYNC + "parameter_sync_step", every, "lag.steps")
+    _follow(cfg, _ASYNC + "num_warmup_batches", schedule.batches_ahead / every, "lag.steps")
+    bound = None if schedule.exact else schedule.steps + 1
+    _follow(cfg, _SAMPLER + "max_off_policy_threshold", bound, "lag.steps")
+    _follow(cfg, _SAMPLER + "max_off_policy_strategy", cfg.lag.get("strategy") or "wait", "lag.strategy")
+    _follow(cfg, _SAMPLER + "sampler_kwargs.exact", schedule.exact, "lag.schedule")
+    _follow(cfg, "trainer.total_training_steps", cfg.steps // every, "steps")
+    _follow(cfg, "trainer.save_freq", max(1, round(cfg.checkpoint.every / every)), "checkpoint.every")
+    _check(cfg)
+
+
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "actor_rollout_ref.actor.ppo_epochs": (
+        (1,),
+        "an age is counted in optimizer steps, of which a batch must have one",
+    ),
+    "trainer.critic_warmup": ((0,), "an age is counted in optimizer steps of the policy, and it delays them"),
+    "algorithm.filter_groups.enable": ((False, None), "the groups that replace filtered ones would be younger"),
+    "trainer.v1.sampler.custom_sampler.name": (("GuardedReplayBuffer",), "another sampler does not keep the schedule"),
+    "actor_rollout_ref.actor.checkpoint.async_save": ((False, None), "a checkpoint must be whole when it is counted"),
+    "trainer.del_local_ckpt_after_load": ((False, None), "a run could not be resumed a second time"),
+    "trainer.max_actor_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
+    "trainer.max_critic_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
+}
+
+
+def _check(cfg: DictConfig) -> None:
+    for key, (allowed, why) in _ONLY.items():
+        value = OmegaConf.select(cfg, key)
+        if value not in allowed:
+            raise ConfigError(key, value, why, f"leave it at {allowed[0]}")

@@ -1,0 +1,122 @@
+"""What one optimizer step trains on, read once from the queue: rewards, lengths, ages, times."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from sat_verl import lag
+from sat_verl.rollout import FINISHED, SEGMENTS, STARTED
+
+FIELDS = ["rm_scores", "response_mask", "rollout_log_probs", "extra_fields"]
+
+
+@dataclass
+class BatchRecord:
+    """One entry per response, without the rows that verl pads a batch with.
+
+    Attributes:
+        keys: keys of the queue, ``{prompt}_{response}_{part}``.
+        data: ``rm_scores``, ``response_mask`` and ``rollout_log_probs``, nested, float or int.
+        rewards: shape ``(rows,)``.
+        tokens: tokens that count, shape ``(rows,)``.
+        ages: age in optimizer steps of the oldest and the newest weights, shape ``(rows, 2)``.
+        tokens_by_age: tokens of the batch by age.
+        in_flight: seconds from request to response, shape ``(rows,)``.
+        in_queue: seconds from the response to now, shape ``(rows,)``.
+    """
+
+    keys: list[str]
+    data: TensorDict
+    rewards: np.ndarray
+    tokens: np.ndarray
+    ages: np.ndarray
+    tokens_by_age: Counter[int]
+    in_flight: np.ndarray
+    in_queue: np.ndarray
+
+    @property
+    def prompts(self) -> list[str]:
+        """Their prompts, each once, in the order of submission."""
+        return sorted({key.split("_", 1)[0] for key in self.keys})
+
+    @property
+    def mixed(self) -> int:
+        """Responses that more than one policy version generated."""
+        return int((self.ages[:, 0] != self.ages[:, 1]).sum())
+
+    def metrics(self, longest: int) -> dict[str, float]:
+        """Of this step's own samples (verl's are over the whole sync window); lengths in tokens, times in seconds."""
+        groups = defaultdict(list)
+        for key, reward in zip(self.keys, self.rewards, strict=True):
+            groups[key.split("_", 1)[0]].append(reward)
+        total = sum(self.tokens_by_age.values())
+        return {
+            "reward/mean": float(self.rewards.mean()),
+            "reward/std": float(self.rewards.std()),
+            "reward/groups_with_signal": sum(len(set(group)) > 1 for group in groups.values()) / len(groups),
+            "response_length/tokens": float(self.tokens.sum()),
+            "response_length/average": float(self.tokens.mean()),
+            "response_length/truncated": float((self.tokens >= longest).mean()),
+            "lag/age": sum(age * count for age, count in self.tokens_by_age.items()) / max(total, 1),
+            "lag/oldest": float(self.ages[:, 0].max()),
+            "lag/newest": float(self.ages[:, 1].min()),
+            "lag/mixed_responses": self.mixed / len(self.keys),
+            "lag/in_flight_s": float(self.in_flight.mean()),
+            "lag/in_queue_s": float(self.in_queue.mean()),
+        }
+
+
+def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
+    """Fetch the record of a batch.
+
+    Args:
+        batch: what the sampler returned; its tags hold the weight syncs (0: the initial weights) that a trajectory
+            began and ended with.
+        step: the optimizer step that trains on it, from 1.
+        sync_every: optimizer steps per weight sync.
+    """
+    rows = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+    keys, tags = [batch.keys[index] for index in rows], [batch.tags[index] for index in rows]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
+    extra = data.pop("extra_fields").tolist()
+    tokens = np.array([int(mask.sum()) for mask in data["response_mask"].unbind()])
+    syncs = np.array([[tag["min_global_steps"], tag["max_global_steps"]] for tag in tags])
+    by_age: Counter[int] = Counter()
+    for count, oldest, fields in zip(tokens.tolist(), syncs[:, 0].tolist(), extra, strict=True):
+        by_age += lag.token_ages(step, sync_every, _segments(fields, count, oldest))
+    now = time.time()
+    return BatchRecord(
+        keys=keys,
+        data=data,
+        rewards=np.array([float(score.sum()) for score in data["rm_scores"].unbind()]),
+        tokens=tokens,
+        ages=step - 1 - syncs * sync_every,
+        tokens_by_age=by_age,
+        in_flight=np.array([fields[FINISHED] - fields[STARTED] for fields in extra]),
+        in_queue=np.array([now - fields[FINISHED] for fields in extra]),
+    )
+
+
+def _segments(fields: dict[str, Any], tokens: int, oldest: int) -> list[tuple[int, int]]:
+    """Tokens by weight sync; those that no request accounts for (an agent's earlier turns) count as the oldest."""
+    segments = [(sync, count) for sync, count in fields[SEGMENTS]]
+    missing = tokens - sum(count for _, count in segments)
+    if missing < 0:  # cut to the longest response allowed: the last tokens go first
+        segments = _cut(segments, tokens)
+    return [*segments, (oldest, missing)] if missing > 0 else segments
+
+
+def _cut(segments: list[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    kept = []
+    for sync, count in segments:
+        kept.append((sync, min(count, tokens)))
+        tokens -= kept[-1][1]
+    return kept
