@@ -13,19 +13,15 @@ from omegaconf import DictConfig
 from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from recipes import plots
-from sat_verl.records import METRICS_FILE, PHASES_FILE, VALIDATION_FILE, WORKER_FILE
+from recipes import plots, signal
+from sat_verl.records import LAG_FILE, METRICS_FILE, PHASES_FILE, VALIDATION_FILE, WORKER_FILE, read_rows
 
 SUMMARY_FILE = "summary.json"
 # The line that names an exception; Ray's wrapper of it comes first and says less.
 _ERROR_LINE = re.compile(r"^(?!ray\.exceptions\.Ray\w*Error\()(?:[\w.]+\.)?\w*(?:Error|Exception)\b(?::.*)?$")
 _RAY_PREFIX = re.compile(r"^\([^)]*\bpid=\d+[^)]*\)\s?")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
 def failure(log: Path, code: int, lines: int = 8) -> str:
@@ -65,6 +61,23 @@ def _timings(metrics: list[dict[str, Any]]) -> dict[str, float]:
     return {key: round(value, 2) for key, value in sorted(totals.items())}
 
 
+def by_lag(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean |d|, intercepted share (SAT) and tokens of all samples of one age in optimizer steps, over the whole run."""
+    sums: dict[str, dict[str, float]] = {}
+    for row in metrics:
+        for age in {key.split("/")[1] for key in row if re.fullmatch(r"lag/\d+/tokens", key)}:
+            tokens = row[f"lag/{age}/tokens"]
+            total = sums.setdefault(age, {"tokens": 0.0})
+            total["tokens"] += tokens
+            for name in ("abs_log_ratio", "intercepted"):
+                if f"lag/{age}/{name}" in row:
+                    total[name] = total.get(name, 0.0) + row[f"lag/{age}/{name}"] * tokens
+    return {
+        age: {name: value if name == "tokens" else value / max(total["tokens"], 1) for name, value in total.items()}
+        for age, total in sorted(sums.items(), key=lambda item: int(item[0]))
+    }
+
+
 def hf_checkpoint(run_dir: Path) -> Path | None:
     """The newest checkpoint of the run in Hugging Face format."""
     folders = sorted(
@@ -77,6 +90,7 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
     """Everything that a reader or a sweep needs of a run, as plain JSON; ``metrics`` are its optimizer steps."""
     validations = read_rows(run_dir / VALIDATION_FILE)
     workers = json.loads((run_dir / WORKER_FILE).read_text())
+    lag = json.loads((run_dir / LAG_FILE).read_text())
     problems = _held_out_problems(cfg)
     checkpoint = hf_checkpoint(run_dir)
     return {
@@ -85,6 +99,7 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
         "model": cfg.choices.model,
         "seed": cfg.seed,
         "steps": len(metrics),
+        "warnings": signal.warnings(metrics),
         "success_before": success(validations[0], problems),
         "success_after": success(validations[-1], problems),
         "loss_mode_in_worker": workers[0]["loss_mode"],
@@ -95,6 +110,8 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
             "steps": _timings(metrics),
             "validation": round(sum(row["seconds"] for row in validations), 2),
         },
+        "lag": lag,
+        "by_lag": by_lag(metrics),
         "last_step": {key: value for key, value in metrics[-1].items() if key.startswith(("actor/", "reward/"))},
         "hf_checkpoint": str(checkpoint.relative_to(run_dir)) if checkpoint else None,
         "provenance": json.loads((run_dir / "provenance.json").read_text()),
@@ -115,6 +132,8 @@ def write(run_dir: Path, cfg: DictConfig, wall_seconds: float, console: Console)
     partial.replace(run_dir / SUMMARY_FILE)
     plots.draw(metrics, run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}")
     console.print(table(summary, run_dir))
+    for line in summary["warnings"]:
+        console.print(Text(line, style="bold red"))
     return summary
 
 
@@ -126,6 +145,13 @@ def _rate(success: dict[str, float] | None) -> str:
     return "-" if success is None else f"{success['rate']:.1%} ± {success['standard_error']:.1%}"
 
 
+def lag_row(lag: dict[str, Any]) -> tuple[str, str]:
+    """What was promised and what came of it, in one line."""
+    realised = ", ".join(f"{age}: {share:.1%}" for age, share in lag["realised"].items())
+    kept = "kept" if lag["ok"] else f"BROKEN in steps {lag['broken_steps']}"
+    return f"lag {lag['schedule']} {lag['steps']}, {kept}", f"{{{realised}}} of the tokens"
+
+
 def table(summary: dict[str, Any], run_dir: Path) -> Table:
     """The summary for the terminal."""
     out = Table(title=f"{summary['algorithm']} · {summary['task']} · {summary['model']}", show_header=False)
@@ -133,6 +159,7 @@ def table(summary: dict[str, Any], run_dir: Path) -> Table:
     out.add_row("optimizer steps", str(summary["steps"]))
     rise = f"{_rate(summary['success_before'])} -> {_rate(summary['success_after'])}"
     out.add_row("held-out success (± SE)", rise)
+    out.add_row(*lag_row(summary["lag"]))
     last = summary["last_step"]
     out.add_row("mean |d|, last step", f"{last.get('actor/abs_log_ratio', float('nan')):.4f}")
     if "actor/sat/q" in last:
