@@ -31,12 +31,12 @@ def ppo_loss_with_drift(
     The value is the mean over one micro-batch; verl aggregates it, like its other policy-loss metrics, by the plain
     mean over micro-batches and ranks, whatever their numbers of tokens.
 
-    If the batch has the ages of its samples, also sums over the active tokens of each age, under
-    ``actor/lag_sums/<age>/``: ``tokens``, their number; ``abs_log_ratio``, of ``|log_prob - old_log_prob|``; and with a
-    SAT loss ``intercepted``, the number of those whose gradient SAT removes and the base loss keeps. What arrives on the
-    driver (``update_actor`` of :class:`sat_verl.worker.ObservedActorWorker`, then verl's ``reduce_metrics``) are floats,
-    the sums over all micro-batches, ranks and mini-batches of the call, each epoch counted. With verl's plain training
-    worker they would be the sums of one mini-batch, averaged over the mini-batches.
+    If the batch has the ages of its samples, also sums over the active tokens of each age, ``actor/lag_sums/<age>/``:
+    ``tokens``, their number; ``abs_log_ratio``, of ``|log_prob - old_log_prob|``; and with a SAT loss ``intercepted``,
+    the number of those whose gradient SAT removes and the base loss keeps. What arrives on the driver (``update_actor``
+    of :class:`sat_verl.worker.ObservedActorWorker`, then verl's ``reduce_metrics``) are floats, the sums over all
+    micro-batches, ranks and mini-batches of the call, each epoch counted. With verl's plain training worker they would
+    be the sums of one mini-batch, averaged over the mini-batches.
 
     Args:
         config: actor config; its ``policy_loss.loss_mode`` names the loss.
