@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,10 @@ class BatchRecord:
         rewards: shape ``(rows,)``.
         tokens: tokens that count, shape ``(rows,)``.
         ages: age in optimizer steps of the oldest and the newest weights, shape ``(rows, 2)``.
-        tokens_by_age: tokens of the batch by age.
+        row_ages: tokens of each response by age.
         in_flight: seconds from request to response, shape ``(rows,)``.
         in_queue: seconds from the response to now, shape ``(rows,)``.
+        skipped: prompts whose responses were left out, in the order of submission.
     """
 
     keys: list[str]
@@ -38,14 +39,30 @@ class BatchRecord:
     rewards: np.ndarray
     tokens: np.ndarray
     ages: np.ndarray
-    tokens_by_age: Counter[int]
+    row_ages: list[Counter[int]]
     in_flight: np.ndarray
     in_queue: np.ndarray
+    skipped: list[str] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[str]:
-        """Their prompts, each once, in the order of submission."""
-        return sorted({key.split("_", 1)[0] for key in self.keys})
+        """The prompts that the step consumes, each once, in the order of submission."""
+        return sorted({key.split("_", 1)[0] for key in self.keys} | set(self.skipped))
+
+    @property
+    def tokens_by_age(self) -> Counter[int]:
+        return sum(self.row_ages, Counter())
+
+    def without(self, rows: np.ndarray) -> BatchRecord:
+        """The record of the rows that are not marked, shape ``(rows,)``, bool; ``data`` stays whole."""
+        kept, gone = np.flatnonzero(~rows), np.flatnonzero(rows)
+        return replace(
+            self,
+            keys=[self.keys[row] for row in kept],
+            row_ages=[self.row_ages[row] for row in kept],
+            skipped=sorted({self.keys[row].split("_", 1)[0] for row in gone}),
+            **{name: getattr(self, name)[kept] for name in ("rewards", "tokens", "ages", "in_flight", "in_queue")},
+        )
 
     @property
     def mixed(self) -> int:
@@ -57,7 +74,7 @@ class BatchRecord:
         groups = defaultdict(list)
         for key, reward in zip(self.keys, self.rewards, strict=True):
             groups[key.split("_", 1)[0]].append(reward)
-        total = sum(self.tokens_by_age.values())
+        by_age = self.tokens_by_age
         return {
             "reward/mean": float(self.rewards.mean()),
             "reward/std": float(self.rewards.std()),
@@ -65,7 +82,7 @@ class BatchRecord:
             "response_length/tokens": float(self.tokens.sum()),
             "response_length/average": float(self.tokens.mean()),
             "response_length/truncated": float((self.tokens >= longest).mean()),
-            "lag/age": sum(age * count for age, count in self.tokens_by_age.items()) / max(total, 1),
+            "lag/age": sum(age * count for age, count in by_age.items()) / max(by_age.total(), 1),
             "lag/oldest": float(self.ages[:, 0].max()),
             "lag/newest": float(self.ages[:, 1].min()),
             "lag/mixed_responses": self.mixed / len(self.keys),
@@ -89,9 +106,10 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
     extra = data.pop("extra_fields").tolist()
     tokens = np.array([int(mask.sum()) for mask in data["response_mask"].unbind()])
     syncs = np.array([[tag["min_global_steps"], tag["max_global_steps"]] for tag in tags])
-    by_age: Counter[int] = Counter()
-    for count, oldest, fields in zip(tokens.tolist(), syncs[:, 0].tolist(), extra, strict=True):
-        by_age += lag.token_ages(step, sync_every, _segments(fields, count, oldest))
+    row_ages = [
+        lag.token_ages(step, sync_every, _segments(fields, count, oldest))
+        for count, oldest, fields in zip(tokens.tolist(), syncs[:, 0].tolist(), extra, strict=True)
+    ]
     now = time.time()
     return BatchRecord(
         keys=keys,
@@ -99,7 +117,7 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
         rewards=np.array([float(score.sum()) for score in data["rm_scores"].unbind()]),
         tokens=tokens,
         ages=step - 1 - syncs * sync_every,
-        tokens_by_age=by_age,
+        row_ages=row_ages,
         in_flight=np.array([fields[FINISHED] - fields[STARTED] for fields in extra]),
         in_queue=np.array([now - fields[FINISHED] for fields in extra]),
     )

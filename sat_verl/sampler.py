@@ -41,7 +41,8 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         self.on_progress: Callable[[], None] = lambda: None
         self.retried_groups = 0
         self.refilled_groups = 0
-        self._upstream_refill, self.refill_fn = self.refill_fn, self._refill
+        self._upstream_refill: Callable[[int], int] = kwargs["refill_fn"]
+        self.refill_fn = self._refill
         self._failed_in_a_row = 0
         self._last_progress = time.monotonic()
         self._last_terminal: set[str] = set()

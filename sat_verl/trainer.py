@@ -30,6 +30,7 @@ from sat_verl.lag import LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
 from sat_verl.rollout import RecordingClient
 from sat_verl.sampler import TRAIN
+from sat_verl.step_guard import StepGuard
 from sat_verl.worker import ObservedActorWorker
 
 # Upstream passes print's `flush=True` to logger.info, which raises a TypeError when INFO is shown.
@@ -53,9 +54,10 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
     """verl's separate asynchronous PPO trainer on a lag schedule, with a record of every optimizer step.
 
     Config (beside verl's own), under ``sat_verl``: ``run_dir``, the folder that receives the records; ``lag`` with
-    ``schedule`` and ``steps`` (:class:`~sat_verl.lag.LagSchedule`); ``keep_checkpoints``.
+    ``schedule`` and ``steps`` (:class:`~sat_verl.lag.LagSchedule`); ``keep_checkpoints``; ``on_nonfinite``.
 
     Raises:
+        NonFiniteError: a reward, log-prob, loss or gradient is not finite.
         LagViolationError: a batch is not as old as the schedule promises; nothing is trained on it.
         RolloutFailedError: the rollout is broken, or has stopped.
         ResumeError: a checkpoint from which the schedule cannot go on.
@@ -66,6 +68,7 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         self.schedule = LagSchedule(own.lag.schedule, own.lag.steps)
         super().__init__(config)
         self.recorder = RunRecorder(Path(own.run_dir))
+        self.guard = StepGuard(Path(own.run_dir), own.on_nonfinite)
         self.replay_buffer.resubmit = self._resubmit
         self.replay_buffer.on_progress = self.recorder.touch
         self._next_prompt = 0
@@ -161,6 +164,7 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         refilled, retried = self.replay_buffer.take_counts()
         return {
             "prompts": record.prompts,
+            "skipped_prompts": record.skipped,
             "tokens_by_age": {str(age): count for age, count in sorted(record.tokens_by_age.items())},
             "responses": len(record.keys),
             "mixed_responses": record.mixed,
@@ -175,6 +179,7 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         self.recorder.touch(f"optimizer step {self.optimizer_step}")
         self._record = batch_record.read(batch, self.optimizer_step, self.parameter_sync_step)
         self._check_lag(self._record)
+        self._record = self.guard.batch(self._record, self.optimizer_step, batch.partition_id)
         return super()._compute_old_log_prob(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -185,7 +190,9 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         fields = TensorDict({"version_lag": lags}, batch_size=len(batch))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         batch.extra_info["version_lags"] = sorted(set(ages.values()))
-        return super()._update_actor(batch, metrics)
+        batch = super()._update_actor(batch, metrics)
+        self.guard.metrics(metrics, self.optimizer_step)
+        return batch
 
     def _check_lag(self, record: BatchRecord) -> None:
         step = self.optimizer_step

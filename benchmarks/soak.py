@@ -1,0 +1,181 @@
+"""Kill a run again and again, at random moments and in all of its parts, and see whether anything is lost.
+
+``python -m benchmarks.soak out=DIR kills=20 [seed=0] [any override of recipes.train]``
+
+First one run goes through undisturbed; then the same run is started, killed, resumed, killed ... The two must have
+trained on the same prompts in the same order, none twice, none skipped, at the same ages. ``DIR/soak.json`` holds the
+result. Started again with the same DIR, it goes on with the kills that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from recipes import provenance
+from recipes.compose import compose
+from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS: dict[str, tuple[str | None, signal.Signals]] = {
+    # what is killed: the title of its process (None: the command itself), and with which signal
+    "command, ctrl-C": (None, signal.SIGINT),
+    "command, SIGTERM": (None, signal.SIGTERM),
+    "command, kill -9": (None, signal.SIGKILL),
+    "driver": ("recipes.driver", signal.SIGKILL),
+    "trainer": ("ray::TaskRunner", signal.SIGKILL),
+    "trainer worker": ("ray::WorkerDict", signal.SIGKILL),
+    "vLLM server": ("ray::vLLMHttpServer", signal.SIGKILL),
+    "vLLM engine": ("VLLM::EngineCore", signal.SIGKILL),
+}
+END_LIMIT_S = 300.0
+"""A run whose part was killed must have ended by itself after this time."""
+
+
+def start(arguments: list[str], log: Path) -> subprocess.Popen:
+    with open(log, "ab") as file:
+        command = [sys.executable, "-m", "recipes.train", *arguments]
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def find(run: subprocess.Popen, title: str) -> psutil.Process | None:
+    """The process of the run whose command line contains ``title``."""
+    for process in psutil.Process(run.pid).children(recursive=True):
+        try:
+            if any(title in part for part in process.cmdline()) and "recipes.supervisor" not in process.cmdline():
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+def strike(run: subprocess.Popen, target: str) -> bool:
+    """Kill a part of the run; False if it is not there (yet)."""
+    title, number = TARGETS[target]
+    if title is None:
+        run.send_signal(number)
+        return True
+    process = find(run, title)
+    if process is None:
+        return False
+    process.send_signal(number)
+    return True
+
+
+def wait_for_end(run: subprocess.Popen) -> float:
+    """Seconds until the run has ended and left no process.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    begin = time.monotonic()
+    try:
+        family = psutil.Process(run.pid).children(recursive=True)
+    except psutil.Error:
+        family = []
+    while run.poll() is None or any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family):
+        if time.monotonic() - begin > END_LIMIT_S:
+            raise TimeoutError(
+                f"{END_LIMIT_S:.0f} s after a kill these still run: {[p for p in family if p.is_running()]}"
+            )
+        time.sleep(0.5)
+    return time.monotonic() - begin
+
+
+def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Random, log: Path) -> dict[str, Any]:
+    """Start or resume the run, kill the target after some time of training, and wait until all has ended."""
+    resumed = [f"resume={run_dir}"] if (run_dir / "config.yaml").is_file() else [f"run_dir={run_dir}", *arguments]
+    before = len(read_rows(run_dir / METRICS_FILE))
+    begin = time.monotonic()
+    run = start(resumed, log)
+    # Half of the kills fall into the start, the others within some seconds of training.
+    early = chance.random() < 0.25
+    moment = chance.uniform(5, 60) if early else chance.uniform(0, 12)
+    trained_since: float | None = None
+    while run.poll() is None:
+        wait = json.loads((run_dir / "wait.json").read_text()) if (run_dir / "wait.json").is_file() else {"for": ""}
+        if trained_since is None and "step" in wait["for"]:
+            trained_since = time.monotonic()
+        since = begin if early else trained_since
+        if since is not None and time.monotonic() - since > moment and strike(run, target):
+            break
+        time.sleep(0.1)
+    lived = time.monotonic() - begin
+    ended_itself = run.poll() == 0
+    return {
+        "target": target,
+        "lived_s": round(lived, 1),
+        "finished": ended_itself,
+        "ended_after_s": round(wait_for_end(run), 1),
+        "steps_before": before,
+        "steps_after": len(read_rows(run_dir / METRICS_FILE)),
+    }
+
+
+def finish(run_dir: Path, arguments: list[str], log: Path) -> None:
+    """Let the run go through to its end."""
+    resumed = [f"resume={run_dir}"] if (run_dir / "config.yaml").is_file() else [f"run_dir={run_dir}", *arguments]
+    run = start(resumed, log)
+    if run.wait() != 0:
+        raise RuntimeError(f"a run that was not disturbed has failed: see {log}")
+
+
+def compare(whole: Path, killed: Path) -> dict[str, Any]:
+    """The two runs' prompts, ages and rewards, step by step."""
+    first, second = read_rows(whole / SAMPLES_FILE), read_rows(killed / SAMPLES_FILE)
+    rewards = [[row["reward/mean"] for row in read_rows(run / METRICS_FILE)] for run in (whole, killed)]
+    prompts = [prompt for row in second for prompt in row["prompts"]]
+    same = [a["prompts"] == b["prompts"] for a, b in zip(first, second, strict=False)]
+    ages = [a["tokens_by_age"].keys() == b["tokens_by_age"].keys() for a, b in zip(first, second, strict=False)]
+    return {
+        "steps": [len(first), len(second)],
+        "same_prompts": all(same) and len(first) == len(second),
+        "trained_twice": len(prompts) - len(set(prompts)),
+        "same_ages": all(ages),
+        "same_rewards_share": sum(a == b for a, b in zip(*rewards, strict=False)) / max(len(rewards[0]), 1),
+        "lag_kept": json.loads((killed / LAG_FILE).read_text())["ok"],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    options = dict(argument.split("=", 1) for argument in arguments)
+    if "out" not in options:
+        raise SystemExit("python -m benchmarks.soak out=DIR kills=20 [seed=0] [overrides of recipes.train]")
+    out, kills = Path(options.pop("out")).absolute(), int(options.pop("kills", 20))
+    chance = random.Random(int(options.get("seed", 0)))
+    overrides = [f"{key}={value}" for key, value in options.items()]
+    compose(overrides)  # a typo shows now
+    out.mkdir(parents=True, exist_ok=True)
+    console, log, result = Console(), out / "runs.log", out / "soak.json"
+    report = json.loads(result.read_text()) if result.is_file() else {"kills": []}
+    whole, killed = out / "whole", out / "killed"
+    if not (whole / "summary.json").is_file():
+        finish(whole, overrides, log)
+    targets = [list(TARGETS)[index % len(TARGETS)] for index in range(kills)]
+    chance.shuffle(targets)
+    for index in range(len(report["kills"]), kills):
+        report["kills"].append(one_kill(killed, overrides, targets[index], chance, log))
+        console.print(f"kill {index + 1}/{kills}: {report['kills'][-1]}", soft_wrap=True)
+        result.write_text(json.dumps(report, indent=2) + "\n")
+        if report["kills"][-1]["finished"]:
+            break
+    finish(killed, overrides, log)
+    report |= {"comparison": compare(whole, killed), "provenance": provenance.collect()}
+    result.write_text(json.dumps(report, indent=2) + "\n")
+    console.print(report["comparison"])
+    found = report["comparison"]
+    good = found["same_prompts"] and not found["trained_twice"] and found["same_ages"] and found["lag_kept"]
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
