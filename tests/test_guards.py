@@ -153,7 +153,7 @@ def test_cuda_without_a_device_is_refused(tmp_path):
     [
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode"),
         ("actor_rollout_ref.actor.policy_loss.alpha=1.5", "alpha"),
-        ("actor_rollout_ref.actor.policy_loss.quantile_scope=batch", "batch"),
+        ("actor_rollout_ref.actor.policy_loss.quantile_scope=foo", "quantile_scope"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=foo", "sat_gspo"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo"),
     ],
