@@ -34,7 +34,7 @@ WORLDS = {
     2: {"batch": ["whole", "by 2", "by tokens", "all tokens", "padded", "rank of padding"], "microbatch": ["whole"]},
 }
 LAGS = [2, 0, 2, 5, 0, 2, 2, 5] + [0] * PADDING
-ALPHA = 0.75
+ALPHA = 0.5
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def build_samples(model):
         ids = torch.randint(2, 32, (prompt + length,), generator=g)
         log_probs = model(ids[None]).logits[0].log_softmax(-1)[:-1].gather(-1, ids[1:, None]).squeeze(-1)[prompt - 1 :]
         noise = 0.03 * torch.randn(length, generator=g) * (1 + 6 * (torch.rand(length, generator=g) < 0.3))
-        noise += 0.1 * torch.randn(1, generator=g)
+        drift = 0.1 * torch.randn(1, generator=g)
         mask = torch.rand(length, generator=g) < 0.8
         samples.append(
             {
@@ -84,8 +84,8 @@ def build_samples(model):
                 "position_ids": torch.arange(prompt + length),
                 "response_mask": mask.long() * (index < SAMPLES),
                 "loss_mask": mask.long() * (index < SAMPLES),
-                "old_log_probs": log_probs - noise,
-                "advantages": torch.randn(1, generator=g).expand(length),
+                "old_log_probs": log_probs - noise - drift,
+                "advantages": (drift.sign() * torch.rand(1, generator=g)).expand(length),  # outward: what SAT acts on
             }
         )
     return samples
