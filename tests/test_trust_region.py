@@ -154,6 +154,20 @@ def test_scaling_the_scores_changes_neither_gate_nor_contraction(batch, alpha, p
     torch.testing.assert_close(three.c_plus, one.c_plus, rtol=1e-12, atol=0)
 
 
+@properties
+@given(score_batches(), ALPHAS, EXPONENTS)
+def test_a_given_q_takes_the_place_of_the_batches_own(batch, alpha, p):
+    d, active = batch
+    own = trust_region(d, active, alpha, p)
+    for q in (own.q, own.q * 2, torch.zeros_like(own.q)):
+        region = trust_region(d, active, 0.5, p, q)  # alpha has no part then
+        assert torch.equal(region.gate, active & (d.abs() > q) & (q > 0))
+        gated = [(abs(x) / q.item()) ** p for x in d[region.gate].tolist()]
+        c = torch.minimum(region.c_plus, region.c_minus)[region.gate]
+        assert c.tolist() == pytest.approx([1 / (1 + x) for x in gated], rel=1e-12)
+    assert all(torch.equal(x, y) for x, y in zip(own, trust_region(d, active, alpha, p, own.q), strict=True))
+
+
 def test_ties_at_the_quantile_are_not_gated():
     d = torch.tensor([[1.0, -2.0, 2.0, -2.0, 2.0]])
     active = torch.ones_like(d, dtype=torch.bool)
