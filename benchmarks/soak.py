@@ -134,7 +134,9 @@ def compare(whole: Path, killed: Path) -> dict[str, Any]:
     first, second = read_rows(whole / SAMPLES_FILE), read_rows(killed / SAMPLES_FILE)
     rewards = [[row["reward/mean"] for row in read_rows(run / METRICS_FILE)] for run in (whole, killed)]
     prompts = [prompt for row in second for prompt in row["prompts"]]
-    same = [a["prompts"] == b["prompts"] for a, b in zip(first, second, strict=False)]
+    same = [
+        (a["prompts"], a["data_rows"]) == (b["prompts"], b["data_rows"]) for a, b in zip(first, second, strict=False)
+    ]
     ages = [a["tokens_by_age"].keys() == b["tokens_by_age"].keys() for a, b in zip(first, second, strict=False)]
     return {
         "steps": [len(first), len(second)],

@@ -30,7 +30,11 @@ def choices(group: str) -> list[str]:
 
 
 def expand_short_forms(arguments: Sequence[str]) -> list[str]:
-    """``model=PATH``, ``task=FILE.parquet``, ``lag=8``, ``lag=constant8`` written out; everything else as it is."""
+    """``model=PATH``, ``task=FILE.parquet``, ``lag=8``, ``lag=constant8`` written out; everything else as it is.
+
+    Raises:
+        ConfigError: a ``lag`` that is none.
+    """
     expanded: list[str] = []
     for argument in arguments:
         key, separator, value = argument.partition("=")
@@ -38,11 +42,21 @@ def expand_short_forms(arguments: Sequence[str]) -> list[str]:
             expanded += ["model=hf", f"model.path={value}"]
         elif separator and key == "task" and value.endswith(".parquet"):
             expanded += ["task=parquet", f"task.train_file={value}"]
-        elif key == "lag" and (lag := _LAG.fullmatch(value)):
-            expanded += [f"lag={lag[1] or 'broadcast'}", f"lag.steps={lag[2]}"]
+        elif key == "lag" and value not in choices("lag"):
+            expanded += _lag(value)
         else:
             expanded.append(argument)
     return expanded
+
+
+def _lag(value: str) -> list[str]:
+    lag = _LAG.fullmatch(value)
+    if lag is None:
+        raise ConfigError(
+            "lag", value, "it is neither a number of steps nor a schedule",
+            "write lag=8, lag=constant8 or lag=bounded8 (several: --multirun lag=broadcast lag.steps=1,8)",
+        )  # fmt: skip
+    return [f"lag={lag[1] or 'broadcast'}", f"lag.steps={lag[2]}"]
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -96,11 +110,6 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     text = str(error)
     if isinstance(error, MissingConfigException):
         match = re.search(r"Could not find '(\w+)/([^']+)'", text)
-        if match and match[1] == "lag":
-            return ConfigError(
-                "lag", match[2], "it is neither a number of steps nor a schedule",
-                "write lag=8, lag=constant8 or lag=bounded8 (several: --multirun lag=broadcast lag.steps=1,8)",
-            )  # fmt: skip
         if match and match[1] in GROUPS:
             names = ", ".join(choices(match[1]))
             return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")

@@ -13,9 +13,18 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from sat_verl import lag
-from sat_verl.rollout import FINISHED, SEGMENTS, STARTED
 
-FIELDS = ["rm_scores", "response_mask", "rollout_log_probs", "extra_fields"]
+TRAIN = "train"
+"""The queue's partition of the training samples."""
+
+SEGMENTS = "policy_segments"
+"""Key in ``extra_fields``: ``[[weight sync, tokens], ...]`` in the order of generation, one entry per request."""
+
+STARTED, FINISHED = "generation_started", "generation_finished"
+"""Keys in ``extra_fields``: Unix time, in seconds, of the first request's start and the last one's end."""
+
+VALUES = ["rm_scores", "response_mask", "rollout_log_probs"]
+"""What a step computes with, per token."""
 
 
 @dataclass
@@ -24,6 +33,7 @@ class BatchRecord:
 
     Attributes:
         keys: keys of the queue, ``{prompt}_{response}_{part}``.
+        data_rows: rows of the data set, one per prompt in the order of submission.
         data: ``rm_scores``, ``response_mask`` and ``rollout_log_probs``, nested, float or int.
         rewards: shape ``(rows,)``.
         tokens: tokens that count, shape ``(rows,)``.
@@ -35,6 +45,7 @@ class BatchRecord:
     """
 
     keys: list[str]
+    data_rows: list[int]
     data: TensorDict
     rewards: np.ndarray
     tokens: np.ndarray
@@ -47,7 +58,7 @@ class BatchRecord:
     @property
     def prompts(self) -> list[str]:
         """The prompts that the step consumes, each once, in the order of submission."""
-        return sorted({key.split("_", 1)[0] for key in self.keys} | set(self.skipped))
+        return sorted({_prompt(key) for key in self.keys} | set(self.skipped))
 
     @property
     def tokens_by_age(self) -> Counter[int]:
@@ -60,7 +71,7 @@ class BatchRecord:
             self,
             keys=[self.keys[row] for row in kept],
             row_ages=[self.row_ages[row] for row in kept],
-            skipped=sorted({self.keys[row].split("_", 1)[0] for row in gone}),
+            skipped=sorted({_prompt(self.keys[row]) for row in gone}),
             **{name: getattr(self, name)[kept] for name in ("rewards", "tokens", "ages", "in_flight", "in_queue")},
         )
 
@@ -73,7 +84,7 @@ class BatchRecord:
         """Of this step's own samples (verl's are over the whole sync window); lengths in tokens, times in seconds."""
         groups = defaultdict(list)
         for key, reward in zip(self.keys, self.rewards, strict=True):
-            groups[key.split("_", 1)[0]].append(reward)
+            groups[_prompt(key)].append(reward)
         by_age = self.tokens_by_age
         return {
             "reward/mean": float(self.rewards.mean()),
@@ -91,6 +102,10 @@ class BatchRecord:
         }
 
 
+def _prompt(key: str) -> str:
+    return key.split("_", 1)[0]
+
+
 def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
     """Fetch the record of a batch.
 
@@ -102,8 +117,8 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
     """
     rows = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
     keys, tags = [batch.keys[index] for index in rows], [batch.tags[index] for index in rows]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
-    extra = data.pop("extra_fields").tolist()
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[*VALUES, "extra_fields", "index"])
+    extra, rows_of_data = data.pop("extra_fields").tolist(), data.pop("index").tolist()
     tokens = np.array([int(mask.sum()) for mask in data["response_mask"].unbind()])
     syncs = np.array([[tag["min_global_steps"], tag["max_global_steps"]] for tag in tags])
     row_ages = [
@@ -113,6 +128,10 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
     now = time.time()
     return BatchRecord(
         keys=keys,
+        data_rows=[
+            int(row)
+            for _, row in sorted({_prompt(key): row for key, row in zip(keys, rows_of_data, strict=True)}.items())
+        ],
         data=data,
         rewards=np.array([float(score.sum()) for score in data["rm_scores"].unbind()]),
         tokens=tokens,

@@ -16,11 +16,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-SEGMENTS = "policy_segments"
-"""Key in ``extra_fields``: ``[[weight sync, tokens], ...]`` in the order of generation, one entry per request."""
-
-STARTED, FINISHED = "generation_started", "generation_finished"
-"""Keys in ``extra_fields``: Unix time, in seconds, of the first request's start and the last one's end."""
+from sat_verl.batch_record import FINISHED, SEGMENTS, STARTED
 
 _segments: ContextVar[list[list[int]] | None] = ContextVar("policy_segments", default=None)
 

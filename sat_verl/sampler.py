@@ -8,7 +8,7 @@ from collections.abc import Callable
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-TRAIN = "train"
+from sat_verl.batch_record import TRAIN
 
 
 class RolloutFailedError(RuntimeError):

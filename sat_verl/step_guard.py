@@ -9,7 +9,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 
-from sat_verl.batch_record import FIELDS, BatchRecord
+from sat_verl.batch_record import VALUES, BatchRecord
 from sat_verl.finite import NonFiniteError, find_nonfinite, nonfinite_metrics, prompt_groups_of, write_aside
 
 STOP, SKIP = "stop", "skip"
@@ -18,7 +18,8 @@ STOP, SKIP = "stop", "skip"
 class StepGuard:
     """Stops the run at a value that is not finite, or leaves its prompt groups out (``sat_verl.on_nonfinite``).
 
-    A group that is left out keeps its place in the batch with an empty mask, so it adds nothing to loss and gradient.
+    A group that is left out keeps its place in the batch with an empty mask: it adds nothing to loss and gradient, but
+    where a loss is a mean over sequences it still counts in the number that verl divides by.
     A gradient that is not finite is never applied (verl's engine leaves such a step out); with ``skip`` the run goes
     on after it.
     """
@@ -38,7 +39,8 @@ class StepGuard:
         if not findings:
             return record
         rows = sorted({row for finding in findings for row in finding.rows})
-        columns = {"key": record.keys, "response_mask": record.data["response_mask"], **fields}
+        text = tq.kv_batch_get(keys=record.keys, partition_id=partition_id, select_fields=["prompts", "responses"])
+        columns = {"key": record.keys, **text, "response_mask": record.data["response_mask"], **fields}
         file = write_aside(self._run_dir, step, rows, columns)
         uids = [key.split("_", 1)[0] for key in record.keys]
         bad = prompt_groups_of(rows, uids)
@@ -61,7 +63,7 @@ class StepGuard:
 def _leave_out(rows: list[int], record: BatchRecord, partition_id: str) -> None:
     """Empty the masks of these rows in the queue, and put zeros where a value was not finite."""
     fields = {}
-    for name in set(FIELDS) & set(record.data.keys()):
+    for name in set(VALUES) & set(record.data.keys()):
         column = record.data[name].unbind()
         fields[name] = nested_tensor_from_tensor_list([torch.zeros_like(column[row]) for row in rows])
     fields["loss_mask"] = fields["response_mask"]

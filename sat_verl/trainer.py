@@ -23,13 +23,12 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_separate_async as upstream
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from sat_verl import batch_record, checkpoints
-from sat_verl.batch_record import BatchRecord
+from sat_verl.batch_record import TRAIN, BatchRecord
 from sat_verl.lag import LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
-from sat_verl.rollout import RecordingClient
-from sat_verl.sampler import TRAIN
 from sat_verl.step_guard import StepGuard
 from sat_verl.worker import ObservedActorWorker
 
@@ -95,7 +94,10 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
             self._check_policy_loss()
         self.recorder.phase("engines ready")
 
-    def get_llm_client(self) -> RecordingClient:
+    def get_llm_client(self) -> LLMServerClient:
+        # Not above: this module is imported as soon as verl's V1 trainers are, which that one imports itself.
+        from sat_verl.rollout import RecordingClient
+
         return self.standalone_server_manager.get_client(client_cls=RecordingClient)
 
     def _check_policy_loss(self) -> None:
@@ -164,6 +166,7 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         refilled, retried = self.replay_buffer.take_counts()
         return {
             "prompts": record.prompts,
+            "data_rows": record.data_rows,
             "skipped_prompts": record.skipped,
             "tokens_by_age": {str(age): count for age, count in sorted(record.tokens_by_age.items())},
             "responses": len(record.keys),

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from recipes import plots, report
 from recipes.progress import Tail
-from sat_verl.records import METRICS_FILE, RunRecorder, plain
+from sat_verl.lag import COUNTS, LagSchedule
+from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, RunRecorder, plain, read_rows
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,18 @@ def test_metrics_become_plain_json(value, expected):
 
 
 def rows(folder):
-    return report.read_rows(folder / METRICS_FILE)
+    return read_rows(folder / METRICS_FILE)
+
+
+def samples(age, prompts=("0000000000",)):
+    return {"prompts": list(prompts), "tokens_by_age": {str(age): 10}} | dict.fromkeys(COUNTS, 0)
 
 
 def test_optimizer_steps_are_numbered_over_the_whole_run_and_the_window_joins_its_last(tmp_path):
     recorder = RunRecorder(tmp_path)
     for global_step in (1, 2):
         for index in range(3):
-            recorder.add({"actor/x": 10 * global_step + index, "shared": index})
+            recorder.add({"actor/x": 10 * global_step + index, "shared": index}, samples(0))
         recorder.flush(global_step, 3, {"timing_s/step": 5.0, "shared": "average"})
     found = rows(tmp_path)
     assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
@@ -48,6 +53,62 @@ def test_optimizer_steps_are_numbered_over_the_whole_run_and_the_window_joins_it
     assert [row["actor/x"] for row in found] == [10, 11, 12, 20, 21, 22]
     assert [row["shared"] for row in found] == [0, 1, 2, 0, 1, 2], "a step's own value wins over the window's average"
     assert ["timing_s/step" in row for row in found] == [False, False, True] * 2
+
+
+def test_the_lag_of_a_run_is_read_from_what_it_trained_on(tmp_path):
+    recorder = RunRecorder(tmp_path)
+    for global_step, ages in ((1, (0, 1)), (2, (2, 1))):
+        for age in ages:
+            recorder.add({}, samples(age))
+        recorder.add_drain(0.5)
+        recorder.add_drain(0.25)  # a checkpoint drains too
+        recorder.flush(global_step, 2, {})
+    found = recorder.finish_lag(LagSchedule("broadcast", 2))
+    assert found == json.loads((tmp_path / LAG_FILE).read_text())
+    assert found["ok"]
+    assert found["realised"] == {"0": 0.25, "1": 0.5, "2": 0.25}
+    assert found["drain_seconds"] == 1.5
+    assert [row.get("timing_s/drain") for row in rows(tmp_path)] == [None, 0.75, None, 0.75]
+    assert [row["step"] for row in read_rows(tmp_path / SAMPLES_FILE)] == [1, 2, 3, 4]
+
+
+def test_a_step_that_breaks_the_schedule_is_in_the_record(tmp_path):
+    recorder = RunRecorder(tmp_path)
+    recorder.add({}, samples(0))
+    recorder.broken_step(2, 1, samples(0))
+    assert [row["step"] for row in read_rows(tmp_path / SAMPLES_FILE)] == [1, 2]
+    assert recorder.finish_lag(LagSchedule("broadcast", 2))["broken_steps"] == [2]
+
+
+def test_what_is_waited_for_is_known_outside(tmp_path):
+    recorder = RunRecorder(tmp_path)
+
+    def wait():
+        return json.loads((tmp_path / "wait.json").read_text())
+
+    with recorder.waiting("the weight sync"):
+        begun = wait()
+        recorder.touch()
+        assert wait()["for"] == begun["for"] == "the weight sync"
+        assert wait()["since"] >= begun["since"]
+    assert wait()["for"] == ""
+
+
+def test_half_a_line_of_a_killed_process_is_left_out(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a":')
+    assert read_rows(tmp_path / "x.jsonl") == [{"a": 1}]
+    assert read_rows(tmp_path / "absent.jsonl") == []
+
+
+def test_by_lag_weighs_steps_by_their_tokens():
+    steps = [
+        {"lag/1/tokens": 10, "lag/1/abs_log_ratio": 0.1, "lag/1/intercepted": 0.0},
+        {"lag/1/tokens": 30, "lag/1/abs_log_ratio": 0.3, "lag/1/intercepted": 0.2, "lag/10/tokens": 5},
+    ]
+    found = report.by_lag(steps)
+    assert list(found) == ["1", "10"]
+    assert found["1"] == pytest.approx({"tokens": 40, "abs_log_ratio": 0.25, "intercepted": 0.15})
+    assert found["10"] == {"tokens": 5}
 
 
 def test_a_reader_sees_whole_lines_only(tmp_path):
@@ -105,10 +166,13 @@ def test_an_early_end_leaves_a_readable_table(tmp_path):
         "steps": 1,
         "success_before": None,
         "success_after": {"rate": 0.5, "standard_error": 0.1, "problems": 25},
+        "lag": {"schedule": "broadcast", "steps": 2, "ok": False, "broken_steps": [3], "realised": {"0": 1.0}},
         "last_step": {},
         "wall_seconds": {"total": 3.0},
         "hf_checkpoint": None,
     }
     console = Console(record=True, width=100)
     console.print(report.table(summary, tmp_path))
-    assert "50.0% ± 10.0%" in console.export_text()
+    text = console.export_text()
+    assert "50.0% ± 10.0%" in text
+    assert "BROKEN in steps [3]" in text

@@ -168,3 +168,10 @@ def test_verl_still_logs_with_flush():
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
     assert "flush=True" in inspect.getsource(PPOTrainerSeparateAsync._setup), "the log-level workaround can go"
+
+
+@pytest.mark.parametrize("module", ["trainer", "sampler", "rollout", "worker", "batch_record", "step_guard"])
+def test_every_module_can_be_the_first_one_imported(module):
+    """A Ray worker imports whichever it unpickles first; verl's V1 trainers import ours as soon as they are imported."""
+    done = run_python(f"import sat_verl.{module}")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,92 @@
+"""Going on with a run: its own settings, its last whole checkpoint, its records up to there."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipes import resume
+from recipes.compose import compose
+from recipes.derive import derive
+from recipes.errors import ConfigError
+from sat_verl import checkpoints
+from sat_verl.records import METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE, read_rows
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return derive(compose(["algorithm=grpo", "lag=2", "seed=3", f"run_dir={folder}"]))
+
+
+@pytest.fixture
+def run(tmp_path, config):
+    cfg = config.copy()
+    cfg.run_dir = str(tmp_path)
+    OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
+    for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
+        rows = [{"step": step, "global_step": (step + 1) // 2} for step in range(1, 9)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "glo')
+    for step in (1, 3):
+        folder = tmp_path / "checkpoints" / f"global_step_{step}"
+        folder.mkdir(parents=True)
+        checkpoints.mark(folder, {"global_step": step, "optimizer_step": 2 * step})
+    (tmp_path / "checkpoints" / "global_step_4").mkdir()  # killed while it was saved
+    return cfg
+
+
+def test_the_earlier_overrides_come_first_and_the_folder_last(run):
+    found = resume.with_earlier([f"resume={run.run_dir}", "steps=60"])
+    assert found[:4] == ["algorithm=grpo", "lag=broadcast", "lag.steps=2", "seed=3"]
+    assert found[4:] == [f"cache_dir={run.cache_dir}", "steps=60", f"run_dir={run.run_dir}", f"resume={run.run_dir}"]
+    assert resume.own_overrides(found) == [*found[:4], "steps=60"], "a second resume starts from the same"
+
+
+def test_a_command_without_resume_is_left_alone():
+    assert resume.with_earlier(["seed=1", "resume=null"]) == ["seed=1", "resume=null"]
+
+
+def test_there_must_be_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="there is no run"):
+        resume.with_earlier([f"resume={tmp_path}"])
+
+
+def test_two_folders_are_one_too_many(run, tmp_path):
+    with pytest.raises(ConfigError, match="leave run_dir out"):
+        resume.with_earlier([f"resume={run.run_dir}", "run_dir=/elsewhere"])
+
+
+def test_it_goes_back_to_the_last_whole_checkpoint(run, tmp_path):
+    assert resume.last_step(tmp_path) == 6
+    resume.go_back(run)
+    assert run.trainer.resume_mode == "resume_path"
+    assert run.trainer.resume_from_path == str(tmp_path / "checkpoints" / "global_step_3")
+    assert run.trainer.val_before_train is False
+    for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
+        assert [row["step"] for row in read_rows(tmp_path / name)] == [1, 2, 3, 4, 5, 6]
+    assert not (tmp_path / "checkpoints" / "global_step_4").exists()
+
+
+def test_without_a_checkpoint_it_begins_anew(run, tmp_path):
+    for folder in checkpoints.complete(tmp_path / "checkpoints"):
+        checkpoints.remove(folder)
+    resume.go_back(run)
+    assert run.trainer.resume_mode == "disable"
+    assert run.trainer.val_before_train is True
+    assert read_rows(tmp_path / METRICS_FILE) == []
+
+
+def test_more_steps_are_the_same_run(run):
+    run.steps, run.trainer.total_training_steps, run.checkpoint.keep = 60, 30, 5
+    resume.check_same(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 4), ("lag.steps", 4), ("actor_rollout_ref.actor.optim.lr", 1e-3), ("prompts_per_step", 4)],
+)
+def test_other_settings_are_another_run(run, key, value):
+    OmegaConf.update(run, key, value)
+    with pytest.raises(ConfigError) as caught:
+        resume.check_same(run)
+    assert "would not be one run" in caught.value.problem
