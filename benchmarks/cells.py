@@ -40,6 +40,13 @@ def run_cells(out: Path, runs: Mapping[str, Sequence[LabConfig]]) -> tuple[list[
     missing = sorted((cell for cell in wanted if cell[1] not in cells), key=lambda cell: cell[2].seed)
     if missing:
         document["provenance"].append(collect())
+        _run_missing(out, document, missing)
+    return [(arm, key, config.seed) for arm, key, config in wanted], cells
+
+
+def _run_missing(out: Path, document: dict[str, Any], missing: Sequence[tuple[str, str, LabConfig]]) -> None:
+    """Run cells in order into ``document`` and its file, with a bar for the cells and one for the steps."""
+    cells: Cells = document["cells"]
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bars:
         overall = bars.add_task("runs", total=len(missing))
@@ -51,7 +58,6 @@ def run_cells(out: Path, runs: Mapping[str, Sequence[LabConfig]]) -> tuple[list[
                 cells[key]["provenance"] = len(document["provenance"]) - 1
                 _write(out, document)
             bars.advance(overall)
-    return [(arm, key, config.seed) for arm, key, config in wanted], cells
 
 
 def _cell(config: LabConfig, report: Callable[[dict[str, float]], None]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
 
 USAGE = """usage: python -m benchmarks.quantile_scope [task=chain,sort] [base=gspo,grpo] [splits=16,4] [seeds=5]
-           [steps=80] [lag=8] [eval_every=8] [cache=.cache] [out=FILE.json]
+           [steps=60] [lag=8] [eval_every=6] [cache=.cache] [out=FILE.json]
 Runs that FILE holds already are not done again."""
 
 DEFAULTS: dict[str, Any] = {
@@ -31,9 +31,9 @@ DEFAULTS: dict[str, Any] = {
     "base": "gspo,grpo",
     "splits": "16,4",
     "seeds": 5,
-    "steps": 80,
+    "steps": 60,
     "lag": 8,
-    "eval_every": 8,
+    "eval_every": 6,
     "cache": ".cache",
     "out": "benchmarks/results/quantile_scope.json",
 }

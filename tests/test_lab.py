@@ -29,7 +29,7 @@ SCOPE = "actor_rollout_ref.actor.policy_loss.quantile_scope"
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache with a model that has learnt for a second only; the lab takes its models from there."""
-    brief = WarmStart(target=0.3, max_steps=60, eval_every=20, eval_samples=64)
+    brief = WarmStart(target=0.3, max_steps=30, eval_every=15, eval_samples=64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout, "ensure_model", functools.partial(ensure_model, settings=brief))
         yield str(tmp_path_factory.mktemp("cache"))
