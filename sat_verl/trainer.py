@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import trainer_separate_async as upstream
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -48,8 +48,21 @@ class ResumeError(RuntimeError):
     """A checkpoint does not hold what the lag schedule needs to go on."""
 
 
+class NumberedPrompts(PPOTrainer):
+    """A prompt's name is its place in the run: order, seeds and the record of what was consumed rest on it."""
+
+    _next_prompt = 0
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        batch = super()._fetch_one_gen_batch()
+        names = [f"{self._next_prompt + offset:010d}" for offset in range(len(batch))]
+        self._next_prompt += len(batch)
+        tu.assign_non_tensor_stack(batch, "uid", names)
+        return batch
+
+
 @register_trainer(TRAINER_MODE)
-class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
+class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
     """verl's separate asynchronous PPO trainer on a lag schedule, with a record of every optimizer step.
 
     Config (beside verl's own), under ``sat_verl``: ``run_dir``, the folder that receives the records; ``lag`` with
@@ -70,7 +83,6 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         self.guard = StepGuard(Path(own.run_dir), own.on_nonfinite)
         self.replay_buffer.resubmit = self._resubmit
         self.replay_buffer.on_progress = self.recorder.touch
-        self._next_prompt = 0
         self._last_step_end: float | None = None
         self._record: BatchRecord | None = None
 
@@ -125,14 +137,6 @@ class SATAsyncTrainer(upstream.PPOTrainerSeparateAsync):
         self.recorder.phase("done")
 
     # --- prompts
-
-    def _fetch_one_gen_batch(self) -> TensorDict:
-        """A prompt's name is its place in the run: order, seeds and the record of what was consumed rest on it."""
-        batch = super()._fetch_one_gen_batch()
-        names = [f"{self._next_prompt + offset:010d}" for offset in range(len(batch))]
-        self._next_prompt += len(batch)
-        tu.assign_non_tensor_stack(batch, "uid", names)
-        return batch
 
     def _resubmit(self, uids: list[str]) -> None:
         """Generate failed prompt groups again, under the weights that the rollout still has."""

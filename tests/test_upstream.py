@@ -172,6 +172,6 @@ def test_verl_still_logs_with_flush():
 
 @pytest.mark.parametrize("module", ["trainer", "sampler", "rollout", "worker", "batch_record", "step_guard"])
 def test_every_module_can_be_the_first_one_imported(module):
-    """A Ray worker imports whichever it unpickles first; verl's V1 trainers import ours as soon as they are imported."""
+    """A Ray worker begins with whichever it unpickles; and verl's V1 trainers, once imported, import ours."""
     done = run_python(f"import sat_verl.{module}")
     assert done.returncode == 0, done.stderr

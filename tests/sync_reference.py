@@ -1,0 +1,48 @@
+"""verl's own synchronous trainer on a recipe's config: what lag=0 must reproduce.
+
+``python -m tests.sync_reference RUN_DIR RUNTIME_DIR``, as recipes.driver is started. Everything is verl's: trainer,
+replay buffer, colocated engines, weight transfer. Only prompts and requests have the names and seeds that ours have, or
+the two would sample different responses.
+"""
+
+import sys
+from pathlib import Path
+
+import ray
+from omegaconf import OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+
+def synchronous(config):
+    """A recipe's config for ``trainer_mode=sync``."""
+    config.trainer.v1.trainer_mode = "sync"
+    config.actor_rollout_ref.hybrid_engine = True
+    config.actor_rollout_ref.rollout.nnodes = 0
+    config.actor_rollout_ref.rollout.checkpoint_engine.backend = "naive"
+    config.trainer.v1.sampler.custom_sampler = {"path": None, "name": None}
+    config.trainer.v1.sampler.sampler_kwargs = {}
+    config.trainer.resume_mode = "disable"
+    return config
+
+
+@ray.remote(num_cpus=1)
+class Runner(TaskRunnerV1.__ray_actor_class__):
+    def run(self, config):
+        from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+        from sat_verl.rollout import RecordingClient
+        from sat_verl.trainer import NumberedPrompts
+
+        PPOTrainerSync.__bases__ = (NumberedPrompts, *PPOTrainerSync.__bases__)
+        PPOTrainerSync.get_llm_client = lambda self: self.llm_server_manager.get_client(client_cls=RecordingClient)
+        super().run(config)
+
+
+if __name__ == "__main__":
+    run_dir, runtime_dir = Path(sys.argv[1]), Path(sys.argv[2])
+    config = synchronous(OmegaConf.load(run_dir / "config.yaml"))
+    config.ray_kwargs.ray_init._temp_dir = str(runtime_dir / "r")
+    try:
+        run_ppo(config, task_runner_class=Runner)
+    finally:
+        ray.shutdown()
