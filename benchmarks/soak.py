@@ -23,7 +23,7 @@ from rich.console import Console
 
 from recipes import provenance
 from recipes.compose import compose
-from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
+from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, WAIT_FILE, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS: dict[str, tuple[str | None, signal.Signals]] = {
@@ -91,19 +91,27 @@ def wait_for_end(run: subprocess.Popen) -> float:
     return time.monotonic() - begin
 
 
+def is_training(run_dir: Path, begun: float) -> bool:
+    """Whether the run that was started at ``begun`` (Unix time) has come to an optimizer step."""
+    try:
+        wait = json.loads((run_dir / WAIT_FILE).read_text())
+    except FileNotFoundError:
+        return False
+    return wait["since"] > begun and "step" in wait["for"]
+
+
 def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Random, log: Path) -> dict[str, Any]:
     """Start or resume the run, kill the target after some time of training, and wait until all has ended."""
     resumed = [f"resume={run_dir}"] if (run_dir / "config.yaml").is_file() else [f"run_dir={run_dir}", *arguments]
     before = len(read_rows(run_dir / METRICS_FILE))
-    begin = time.monotonic()
+    begin, begin_at = time.monotonic(), time.time()
     run = start(resumed, log)
-    # Half of the kills fall into the start, the others within some seconds of training.
+    # A quarter of the kills falls into the start, the others within some seconds of training.
     early = chance.random() < 0.25
     moment = chance.uniform(5, 60) if early else chance.uniform(0, 12)
     trained_since: float | None = None
     while run.poll() is None:
-        wait = json.loads((run_dir / "wait.json").read_text()) if (run_dir / "wait.json").is_file() else {"for": ""}
-        if trained_since is None and "step" in wait["for"]:
+        if trained_since is None and is_training(run_dir, begin_at):
             trained_since = time.monotonic()
         since = begin if early else trained_since
         if since is not None and time.monotonic() - since > moment and strike(run, target):
