@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -121,12 +121,20 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
 
 
 @contextmanager
-def training_process(cfg: DictConfig, run_dir: Path) -> Iterator[subprocess.Popen]:
-    """Start verl for a run folder under a supervisor, and leave nothing of it behind."""
+def training_process(
+    cfg: DictConfig, run_dir: Path, program: Sequence[str] = ("-m", "recipes.driver")
+) -> Iterator[subprocess.Popen]:
+    """Start verl for a run folder under a supervisor, and leave nothing of it behind.
+
+    Args:
+        cfg: the derived config.
+        run_dir: the run folder, which holds that config.
+        program: what Python runs, with the run folder and a folder for sockets as arguments.
+    """
     # Short: Ray and vLLM put Unix sockets below it, whose paths may have 107 characters.
     runtime_dir = Path(tempfile.mkdtemp(prefix="satv-", dir="/tmp" if os.path.isdir("/tmp") else None))
     env = environment(cfg, runtime_dir)
-    driver = [sys.executable, "-m", "recipes.driver", str(run_dir), str(runtime_dir)]
+    driver = [sys.executable, *program, str(run_dir), str(runtime_dir)]
     folders = [str(runtime_dir), *filter(None, [env.get(SHM_DIR_ENV)])]
     command = [sys.executable, "-m", "recipes.supervisor", os.pathsep.join(folders), str(run_dir / LOG_FILE), *driver]
     supervisor = subprocess.Popen(

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.config import omega_conf_to_dataclass
 
 from benchmarks import cells, quantile_scope
-from benchmarks.lab import LabConfig, batch_age, cell_key, rollout, run
+from benchmarks.lab import LabConfig, cell_key, rollout, run
 from benchmarks.lab.config import recipe
 from benchmarks.lab.engine import LaggedWeights, Trainer
 from benchmarks.statistics import Interval, paired
@@ -50,24 +50,6 @@ def small(cache):
         eval_problems=16,
         cache_dir=cache,
     )
-
-
-@pytest.mark.parametrize(
-    ("schedule", "lag", "ages"),
-    [
-        ("broadcast", 1, [0, 1, 1, 1, 1, 1]),
-        ("broadcast", 3, [0, 1, 2, 3, 1, 2, 3, 1]),
-        ("constant", 0, [0, 0, 0, 0]),
-        ("constant", 3, [0, 1, 2, 3, 3, 3]),
-    ],
-)
-def test_ages_follow_the_schedule(schedule, lag, ages):
-    assert [batch_age(schedule, lag, step) for step in range(1, len(ages) + 1)] == ages
-
-
-def test_a_broadcast_reaches_the_sampler_once_every_n_steps():
-    versions = [step - 1 - batch_age("broadcast", 4, step) for step in range(1, 15)]
-    assert versions == [0] * 5 + [4] * 4 + [8] * 4 + [12]
 
 
 def test_lagged_weights_are_those_of_the_version():
@@ -183,7 +165,7 @@ def test_a_group_of_equal_scores_has_no_advantage(stale):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"schedule": "random"}, {"lag": 0}, {"schedule": "constant", "lag": -1}, {"micro_batches": 5}, {"steps": 0}],
+    [{"schedule": "random"}, {"lag": -1}, {"schedule": "constant", "lag": -1}, {"micro_batches": 5}, {"steps": 0}],
 )
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigError):

@@ -9,8 +9,8 @@ exact at every step. A hundred steps take about fifteen seconds on one core.
 >>> result.evaluations[-1]["success"]  # doctest: +SKIP
 """
 
-from benchmarks.lab.config import LabConfig, batch_age
+from benchmarks.lab.config import LabConfig
 from benchmarks.lab.engine import Result, run
 from benchmarks.lab.identity import cell_key, identity
 
-__all__ = ["LabConfig", "Result", "batch_age", "cell_key", "identity", "run"]
+__all__ = ["LabConfig", "Result", "cell_key", "identity", "run"]

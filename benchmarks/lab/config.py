@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 from recipes.compose import compose
 from recipes.derive import derive
 from recipes.errors import ConfigError
+from sat_verl.lag import LagSchedule
 
-SCHEDULES = ("broadcast", "constant")
+EXACT = ("broadcast", "constant")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class LabConfig:
         task: name of a synthetic task.
         difficulty: the task's settings that differ from its defaults.
         model: name of a tiny model; its warm start (seed 0) is shared by all runs.
-        schedule: how the sampler's weights lag, see :func:`batch_age`.
-        lag: ``n`` of ``broadcast``, ``k`` of ``constant``.
+        schedule: how the sampler's weights lag, see :class:`sat_verl.lag.LagSchedule`.
+        lag: its ``steps``.
         steps: optimizer steps.
         prompts_per_step: prompts of one step.
         responses_per_prompt: responses to each of them, the group of the GRPO advantage.
@@ -60,11 +61,10 @@ class LabConfig:
     cache_dir: str = ".cache"
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigError("schedule", self.schedule, "there is no such schedule", f"use {' or '.join(SCHEDULES)}")
-        low = 1 if self.schedule == "broadcast" else 0
-        if self.lag < low:
-            raise ConfigError("lag", self.lag, f"the {self.schedule} schedule takes {low} or more", f"set lag={low}")
+        if self.schedule not in EXACT:
+            raise ConfigError("schedule", self.schedule, "it is not an exact schedule", f"use {' or '.join(EXACT)}")
+        if self.lag < 0:
+            raise ConfigError("lag", self.lag, "it is below 0", "set lag=0 or more")
         for name in ("steps", "micro_batches", "eval_every", "eval_problems"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "it is below 1", f"set {name}=1 or more")
@@ -73,26 +73,13 @@ class LabConfig:
             raise ConfigError("micro_batches", self.micro_batches, problem, "choose a divisor")
 
     @property
+    def lag_schedule(self) -> LagSchedule:
+        return LagSchedule(self.schedule, self.lag)
+
+    @property
     def responses(self) -> int:
         """Responses of one step."""
         return self.prompts_per_step * self.responses_per_prompt
-
-
-def batch_age(schedule: str, lag: int, step: int) -> int:
-    """How many optimizer steps older than the trained weights the weights are that sampled a batch.
-
-    * ``broadcast``: weights go to the sampler every ``lag`` steps, and it works one batch ahead: the ages are a
-      sawtooth 1 .. ``lag``, after a first batch of age 0.
-    * ``constant``: every batch is exactly ``lag`` steps old, or as old as the run is; 0 is on-policy.
-
-    Args:
-        schedule: one of the two.
-        lag: its parameter.
-        step: number of the batch, from 1.
-    """
-    if schedule == "constant":
-        return min(step - 1, lag)
-    return 0 if step == 1 else (step - 2) % lag + 1
 
 
 def recipe(config: LabConfig) -> DictConfig:

@@ -18,7 +18,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.config.optimizer import build_optimizer
 
 import sat_verl.policy_loss  # noqa: F401  registers the SAT losses
-from benchmarks.lab.config import LabConfig, batch_age, recipe
+from benchmarks.lab.config import LabConfig, recipe
 from benchmarks.lab.rollout import Rollout, Sampler, base_model, response_logits
 from recipes.tasks import Problem, capacity, draw, get_task
 from sat_verl.batch_quantile import batch_quantile, batch_tail_reference
@@ -64,7 +64,7 @@ def run(config: LabConfig, report: Callable[[Row], None] = lambda _: None) -> Re
     for step in range(1, config.steps + 1):
         at = (step - 1) * config.prompts_per_step
         problems = [pool[order[(at + i) % len(order)]] for i in range(config.prompts_per_step)]
-        age = batch_age(config.schedule, config.lag, step)
+        age = config.lag_schedule.age(step)
         model = weights.of_version(step - 1 - age)
         # A generator for each step: runs that differ in the loss only keep drawing the same numbers.
         batch = sampler(model, problems, config.responses_per_prompt, _generator(config.seed, step))
