@@ -44,6 +44,8 @@ END_LIMIT_S = 300.0
 def start(arguments: list[str], log: Path) -> subprocess.Popen:
     with open(log, "ab") as file:
         command = [sys.executable, "-m", "recipes.train", *arguments]
+        # A shell starts what it runs in the background with SIGINT ignored; ctrl-C is to be heard.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
 

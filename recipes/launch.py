@@ -18,11 +18,12 @@ from rich.console import Console
 
 from recipes import guards, provenance, report, resume
 from recipes.derive import derive
+from recipes.lock import locked
 from recipes.progress import Progress
 from recipes.resume import CONFIG_FILE
 from recipes.schedule import schedule_of
 from sat_verl.cpu.paths import SHM_DIR_ENV
-from sat_verl.records import METRICS_FILE, RunRecorder
+from sat_verl.records import LAG_FILE, METRICS_FILE, RunRecorder
 
 LOG_FILE = "train.log"
 
@@ -122,7 +123,7 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
 
 @contextmanager
 def training_process(
-    cfg: DictConfig, run_dir: Path, program: Sequence[str] = ("-m", "recipes.driver")
+    cfg: DictConfig, run_dir: Path, program: Sequence[str] = ("-m", "recipes.driver"), inherit: Sequence[int] = ()
 ) -> Iterator[subprocess.Popen]:
     """Start verl for a run folder under a supervisor, and leave nothing of it behind.
 
@@ -130,6 +131,7 @@ def training_process(
         cfg: the derived config.
         run_dir: the run folder, which holds that config.
         program: what Python runs, with the run folder and a folder for sockets as arguments.
+        inherit: file descriptors that the supervisor keeps open until all has ended.
     """
     # Short: Ray and vLLM put Unix sockets below it, whose paths may have 107 characters.
     runtime_dir = Path(tempfile.mkdtemp(prefix="satv-", dir="/tmp" if os.path.isdir("/tmp") else None))
@@ -138,7 +140,12 @@ def training_process(
     folders = [str(runtime_dir), *filter(None, [env.get(SHM_DIR_ENV)])]
     command = [sys.executable, "-m", "recipes.supervisor", os.pathsep.join(folders), str(run_dir / LOG_FILE), *driver]
     supervisor = subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=env, cwd=Path(__file__).resolve().parent.parent, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        env=env,
+        cwd=Path(__file__).resolve().parent.parent,
+        start_new_session=True,
+        pass_fds=inherit,
     )
     try:
         yield supervisor
@@ -170,6 +177,28 @@ def watch(supervisor: subprocess.Popen, cfg: DictConfig, progress: Progress) -> 
     return None
 
 
+def train(cfg: DictConfig, run_dir: Path, console: Console, lock: int) -> None:
+    """Train, and check that the lag was kept.
+
+    Raises:
+        RunFailedError: see :func:`run`.
+    """
+    hung = None
+    try:
+        with (
+            training_process(cfg, run_dir, inherit=(lock,)) as supervisor,
+            Progress(run_dir, cfg, console) as progress,
+        ):
+            hung = watch(supervisor, cfg, progress)
+    finally:
+        lag = RunRecorder(run_dir).finish_lag(schedule_of(cfg))
+    if hung or supervisor.returncode:
+        cause = hung or report.failure(run_dir / LOG_FILE, supervisor.returncode)
+        raise RunFailedError(cause + how_to_go_on(cfg))
+    if not lag["ok"]:
+        raise RunFailedError(f"the lag was not kept in steps {lag['broken_steps']}: see {run_dir / LAG_FILE}")
+
+
 def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:
     """Check, prepare, train and report one run; returns its folder.
 
@@ -183,18 +212,11 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     guards.upstream(cfg)
     prepare(cfg)
     started = time.time()
-    run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
-    if cfg.resume:
-        console.print(f"resuming after step {resume.last_step(run_dir)}")
-    console.print(f"run folder  {run_dir}")
-    hung = None
-    try:
-        with training_process(cfg, run_dir) as supervisor, Progress(run_dir, cfg, console) as progress:
-            hung = watch(supervisor, cfg, progress)
-    finally:
-        RunRecorder(run_dir).finish_lag(schedule_of(cfg))
-    if hung or supervisor.returncode:
-        cause = hung or report.failure(run_dir / LOG_FILE, supervisor.returncode)
-        raise RunFailedError(cause + how_to_go_on(cfg))
+    with locked(Path(cfg.run_dir), console) as lock:
+        run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
+        if cfg.resume:
+            console.print(f"resuming after step {resume.last_step(run_dir)}")
+        console.print(f"run folder  {run_dir}")
+        train(cfg, run_dir, console, lock)
     report.write(run_dir, cfg, wall_seconds=time.time() - started, console=console)
     return run_dir

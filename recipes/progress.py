@@ -17,6 +17,7 @@ from rich.table import Table
 from sat_verl.records import METRICS_FILE, PHASES_FILE, WAIT_FILE
 
 _PLAIN_LINES = 20
+_LONG_WAIT_S = 30.0
 
 
 class Tail:
@@ -52,6 +53,7 @@ class Progress:
         self._metrics, self._phases = Tail(run_dir / METRICS_FILE), Tail(run_dir / PHASES_FILE)
         self._started, self._started_at = time.monotonic(), time.time()
         self._phase = "start processes"
+        self._next_notice = _LONG_WAIT_S
         self._row: dict[str, Any] = {}
         self._first: tuple[int, float] | None = None
         self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
@@ -78,8 +80,18 @@ class Progress:
             every = max(1, self._total // _PLAIN_LINES)
             if row["step"] % every == 0 or row["step"] in (1, self._total):
                 self._plain(f"{self._elapsed():6.1f} s  " + "  ".join(f"{k} {v}" for k, v in self._cells()))
+        self._announce_wait()
         if self._live:
             self._live.update(self._view())
+
+    def _announce_wait(self) -> None:
+        """Say what a long wait is for: after 30 s without progress, and whenever that time has doubled."""
+        waiting_for, seconds = self.wait()
+        if seconds < _LONG_WAIT_S:
+            self._next_notice = _LONG_WAIT_S
+        elif seconds > self._next_notice:
+            self._next_notice *= 2
+            self._plain(f"{self._elapsed():6.1f} s  waiting for {waiting_for}, {seconds:.0f} s without progress")
 
     def wait(self) -> tuple[str, float]:
         """What the run waits for, and for how many seconds without progress."""
@@ -124,4 +136,7 @@ class Progress:
             table.add_row(bar, *(value for _, value in self._cells()), elapsed)
         else:
             table.add_row(bar, f"[dim]{self._phase}[/]", *[""] * (len(head) - 1), elapsed)
+        waiting_for, seconds = self.wait()
+        if seconds > _LONG_WAIT_S:
+            table.add_row("", f"[yellow]waiting for {waiting_for}, {seconds:.0f} s without progress[/]")
         return table

@@ -25,7 +25,7 @@ def _fail(text: str, code: int) -> NoReturn:
 def main() -> None:
     """Check the command line, then run; exit code 2 for bad input, 1 for a failed run, 130 when interrupted."""
     # Ended by a signal, a run cleans up and says how to go on, as it does on ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         arguments = expand_short_forms(with_earlier(sys.argv[1:]))
     except ConfigError as error:

@@ -15,6 +15,8 @@ from typing import Any
 MARKER_FILE = "complete.json"
 _SPARE = 1.1
 """Free space asked for a checkpoint, as a multiple of the size of the last one."""
+_OF_WEIGHTS = 4
+"""What a checkpoint takes at least, as a multiple of the weights: they, two moments of Adam, the Hugging Face copy."""
 
 
 class NoSpaceError(RuntimeError):
@@ -84,18 +86,22 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def check_space(root: Path) -> None:
+def check_space(root: Path, model: Path) -> None:
     """Refuse to begin a save that cannot end.
 
+    Args:
+        root: folder of the checkpoints.
+        model: folder of the model that training began with, from which the first one's size is guessed; of a model
+            that is not a local folder nothing is known.
+
     Raises:
-        NoSpaceError: there is less room than the last checkpoint took.
+        NoSpaceError: there is less room than the last checkpoint took, or than the first must take.
     """
     last = newest(root)
-    if last is None:
-        return
-    needed, free = int(size(last) * _SPARE), shutil.disk_usage(root).free
+    guess = _OF_WEIGHTS * sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    needed, free = int(size(last) * _SPARE if last else guess), shutil.disk_usage(root).free
     if free < needed:
         raise NoSpaceError(
             f"a checkpoint takes {needed >> 20} MiB and {root} has {free >> 20} MiB free; the last whole one is "
-            f"{last.name}. Make room and resume the run, or keep fewer with checkpoint.keep"
+            f"{last.name if last else 'none'}. Make room and resume the run, or keep fewer with checkpoint.keep"
         )

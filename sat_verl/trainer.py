@@ -179,6 +179,8 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
             "refilled_groups": refilled,
             "retried_groups": retried,
             "drain_seconds": 0.0,
+            "in_flight_s": float(record.in_flight.mean()),
+            "in_queue_s": float(record.in_queue.mean()),
         }
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -248,7 +250,7 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
     def _save_checkpoint(self) -> None:
         root = Path(self.config.trainer.default_local_dir)
         root.mkdir(parents=True, exist_ok=True)
-        checkpoints.check_space(root)
+        checkpoints.check_space(root, Path(self.config.actor_rollout_ref.model.path))
         self._drain()
         with self.recorder.waiting("the checkpoint to be saved"):
             super()._save_checkpoint()

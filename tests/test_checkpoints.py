@@ -61,9 +61,14 @@ def test_a_removal_that_is_killed_leaves_no_whole_checkpoint(tmp_path, monkeypat
 def test_a_save_that_cannot_fit_is_refused(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 100 * 2**20})
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _path: usage)
-    checkpoints.check_space(tmp_path)  # nothing saved yet: nothing known
+    model = tmp_path / "model"
+    model.mkdir()
+    checkpoints.check_space(tmp_path, model)
+    (model / "a.safetensors").write_bytes(b"x" * 26 * 2**20)
+    with pytest.raises(checkpoints.NoSpaceError, match="the last whole one is none"):
+        checkpoints.check_space(tmp_path, model)
     make(tmp_path, 1, size=80 * 2**20)
-    checkpoints.check_space(tmp_path)
+    checkpoints.check_space(tmp_path, model)  # known, no guess needed
     make(tmp_path, 2, size=95 * 2**20)
-    with pytest.raises(checkpoints.NoSpaceError, match=r"checkpoint\.keep"):
-        checkpoints.check_space(tmp_path)
+    with pytest.raises(checkpoints.NoSpaceError, match=r"global_step_2.*checkpoint\.keep"):
+        checkpoints.check_space(tmp_path, model)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_verl.lag import COUNTS, LagSchedule, shares, token_ages, verdict
+from sat_verl.lag import COUNTS, TIMES, LagSchedule, shares, token_ages, verdict
 
 KINDS = ("broadcast", "constant", "bounded")
 
@@ -132,7 +132,7 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(schedule, seed):
 
 
 def row(step, ages, **counts):
-    return {"step": step, "tokens_by_age": ages} | dict.fromkeys(COUNTS, 0) | counts
+    return {"step": step, "tokens_by_age": ages} | dict.fromkeys(COUNTS + TIMES, 0) | counts
 
 
 def test_the_verdict_holds_promise_and_outcome_side_by_side():
@@ -143,6 +143,11 @@ def test_the_verdict_holds_promise_and_outcome_side_by_side():
     assert found["mean_age"] == pytest.approx(1.1)
     assert found["drain_seconds"] == 1.5
     assert found["optimizer_steps"] == 4
+
+
+def test_times_are_means_over_responses():
+    rows = [row(1, {"0": 1}, responses=1, in_queue_s=4.0), row(2, {"1": 1}, responses=3, in_queue_s=8.0)]
+    assert verdict(LagSchedule("broadcast", 1), rows)["in_queue_s"] == 7.0
 
 
 def test_the_verdict_names_the_broken_steps():

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from recipes import plots, report
 from recipes.progress import Tail
-from sat_verl.lag import COUNTS, LagSchedule
+from sat_verl.lag import COUNTS, TIMES, LagSchedule
 from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, RunRecorder, plain, read_rows
 
 
@@ -38,7 +38,7 @@ def rows(folder):
 
 
 def samples(age, prompts=("0000000000",)):
-    return {"prompts": list(prompts), "tokens_by_age": {str(age): 10}} | dict.fromkeys(COUNTS, 0)
+    return {"prompts": list(prompts), "tokens_by_age": {str(age): 10}} | dict.fromkeys(COUNTS + TIMES, 0)
 
 
 def test_optimizer_steps_are_numbered_over_the_whole_run_and_the_window_joins_its_last(tmp_path):
