@@ -17,7 +17,7 @@ from rich.table import Table
 from sat_verl.records import METRICS_FILE, PHASES_FILE, WAIT_FILE
 
 _PLAIN_LINES = 20
-_LONG_WAIT_S = 30.0
+_LONG_WAIT_S = 60.0
 
 
 class Tail:
@@ -85,13 +85,13 @@ class Progress:
             self._live.update(self._view())
 
     def _announce_wait(self) -> None:
-        """Say what a long wait is for: after 30 s without progress, and whenever that time has doubled."""
+        """Say what a long wait is for: after 60 s without progress, and whenever that time has doubled."""
         waiting_for, seconds = self.wait()
         if seconds < _LONG_WAIT_S:
             self._next_notice = _LONG_WAIT_S
         elif seconds > self._next_notice:
             self._next_notice *= 2
-            self._plain(f"{self._elapsed():6.1f} s  waiting for {waiting_for}, {seconds:.0f} s without progress")
+            self._plain(f"{self._elapsed():6.1f} s  still waiting for {waiting_for} ({seconds:.0f} s)")
 
     def wait(self) -> tuple[str, float]:
         """What the run waits for, and for how many seconds without progress."""
@@ -138,5 +138,5 @@ class Progress:
             table.add_row(bar, f"[dim]{self._phase}[/]", *[""] * (len(head) - 1), elapsed)
         waiting_for, seconds = self.wait()
         if seconds > _LONG_WAIT_S:
-            table.add_row("", f"[yellow]waiting for {waiting_for}, {seconds:.0f} s without progress[/]")
+            table.add_row("", f"[yellow]still waiting for {waiting_for} ({seconds:.0f} s)[/]")
         return table
