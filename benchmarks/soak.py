@@ -60,30 +60,24 @@ def find(run: subprocess.Popen, title: str) -> psutil.Process | None:
     return None
 
 
-def strike(run: subprocess.Popen, target: str) -> bool:
-    """Kill a part of the run; False if it is not there (yet)."""
+def strike(run: subprocess.Popen, target: str) -> list[psutil.Process] | None:
+    """Kill a part of the run; returns all of its processes, or None if that part is not there (yet)."""
     title, number = TARGETS[target]
-    if title is None:
-        run.send_signal(number)
-        return True
-    process = find(run, title)
+    family = psutil.Process(run.pid).children(recursive=True)
+    process = run if title is None else find(run, title)
     if process is None:
-        return False
+        return None
     process.send_signal(number)
-    return True
+    return family
 
 
-def wait_for_end(run: subprocess.Popen) -> float:
-    """Seconds until the run has ended and left no process.
+def wait_for_end(run: subprocess.Popen, family: list[psutil.Process]) -> float:
+    """Seconds until the run has ended and none of its processes is left.
 
     Raises:
         TimeoutError: it has not.
     """
     begin = time.monotonic()
-    try:
-        family = psutil.Process(run.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
     while run.poll() is None or any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family):
         if time.monotonic() - begin > END_LIMIT_S:
             raise TimeoutError(
@@ -112,20 +106,22 @@ def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Ra
     early = chance.random() < 0.25
     moment = chance.uniform(5, 60) if early else chance.uniform(0, 12)
     trained_since: float | None = None
+    family: list[psutil.Process] | None = None
     while run.poll() is None:
         if trained_since is None and is_training(run_dir, begin_at):
             trained_since = time.monotonic()
         since = begin if early else trained_since
-        if since is not None and time.monotonic() - since > moment and strike(run, target):
+        if since is not None and time.monotonic() - since > moment and (family := strike(run, target)):
             break
         time.sleep(0.1)
     lived = time.monotonic() - begin
-    ended_itself = run.poll() == 0
+    if family is None and run.poll() != 0:
+        raise RuntimeError(f"the run has failed before it was killed: see {log}")
     return {
         "target": target,
         "lived_s": round(lived, 1),
-        "finished": ended_itself,
-        "ended_after_s": round(wait_for_end(run), 1),
+        "finished": family is None,
+        "ended_after_s": round(wait_for_end(run, family or []), 1),
         "steps_before": before,
         "steps_after": len(read_rows(run_dir / METRICS_FILE)),
     }

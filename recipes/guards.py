@@ -83,13 +83,14 @@ def sizes(cfg: DictConfig) -> None:
         )
     if cfg.task.name == "parquet":
         return
-    if cfg.task.train_size < cfg.data.train_batch_size:
-        raise ConfigError(
-            "task.train_size",
-            cfg.task.train_size,
-            f"one weight-sync window takes {cfg.data.train_batch_size} prompts",
-            f"set task.train_size={cfg.data.train_batch_size} or more",
-        )
+    _enough("task.train_size", cfg.task.train_size, cfg.task.train_size, cfg)
+
+
+def _enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
+    needed = cfg.data.train_batch_size
+    if prompts < needed:
+        problem = f"one weight-sync window takes {needed} prompts, and there are {prompts}"
+        raise ConfigError(key, value, problem, f"give {needed} or more, or lower prompts_per_step or lag.steps")
 
 
 def files(cfg: DictConfig) -> None:
@@ -98,6 +99,8 @@ def files(cfg: DictConfig) -> None:
             if OmegaConf.is_missing(cfg.task, key):
                 raise ConfigError(f"task.{key}", "", "a parquet task needs it", f"add task.{key}=FILE.parquet")
             _parquet(f"task.{key}", Path(cfg.task[key]))
+        train_file = Path(cfg.task.train_file)
+        _enough("task.train_file", train_file, parquet.read_metadata(train_file).num_rows, cfg)
         if cfg.model.name != "hf":
             raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give model=PATH_OR_HUB_ID")
     if cfg.model.name == "hf":
@@ -117,13 +120,17 @@ def _parquet(key: str, path: Path) -> None:
     if not path.is_file():
         raise ConfigError(key, path, "there is no such file", "give the path of a parquet file")
     try:
-        names = parquet.read_schema(path).names
+        schema = parquet.read_schema(path)
     except (OSError, ArrowInvalid):
         raise ConfigError(key, path, "it is not a parquet file", "give a parquet file in verl's schema") from None
-    missing = [name for name in PARQUET_COLUMNS if name not in names]
+    missing = [name for name in PARQUET_COLUMNS if name not in schema.names]
     if missing:
-        has = f"it has no column {', '.join(missing)} (it has {', '.join(names)})"
+        has = f"it has no column {', '.join(missing)} (it has {', '.join(schema.names)})"
         raise ConfigError(key, path, has, f"write verl's schema: {', '.join(PARQUET_COLUMNS)}")
+    extra = schema.field("extra_info").type if "extra_info" in schema.names else None
+    if extra is None or not any(extra.field(number).name == "index" for number in range(extra.num_fields)):
+        has = "it has no extra_info.index, the number of the row, by which samples are seeded and recorded"
+        raise ConfigError(key, path, has, "add it, as verl's own data scripts do")
 
 
 def model(cfg: DictConfig) -> None:

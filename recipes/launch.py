@@ -74,9 +74,15 @@ def open_run_folder(cfg: DictConfig, command: list[str]) -> Path:
         resume.go_back(cfg)
     else:
         (run_dir / METRICS_FILE).touch()
-    OmegaConf.save(cfg, run_dir / CONFIG_FILE, resolve=True)
+    partial = run_dir / (CONFIG_FILE + ".partial")
+    OmegaConf.save(cfg, partial, resolve=True)
+    partial.replace(run_dir / CONFIG_FILE)
     facts = provenance.collect(command) | {"seed": cfg.seed, "choices": OmegaConf.to_container(cfg.choices)}
-    (run_dir / "provenance.json").write_text(json.dumps(facts, indent=2) + "\n")
+    target = run_dir / "provenance.json"
+    if cfg.resume and target.is_file():
+        before = json.loads(target.read_text())
+        facts["earlier_parts"] = [*before.pop("earlier_parts", []), before]
+    target.write_text(json.dumps(facts, indent=2) + "\n")
     return run_dir
 
 
@@ -159,18 +165,21 @@ def training_process(
 
 
 def how_to_go_on(cfg: DictConfig) -> str:
-    """The command that continues a run that was cut short, if it has a checkpoint."""
-    step = resume.last_step(Path(cfg.run_dir)) if cfg.run_dir else 0
-    return f"; go on from step {step} with: python -m recipes.train resume={cfg.run_dir}" if step else ""
+    """The command that continues a run that was cut short, if it had begun."""
+    if not cfg.run_dir or not (Path(cfg.run_dir) / CONFIG_FILE).is_file():
+        return ""
+    step = resume.last_step(Path(cfg.run_dir))
+    return f"; go on from step {step} with: python -m recipes.train resume={cfg.run_dir}"
 
 
 def watch(supervisor: subprocess.Popen, cfg: DictConfig, progress: Progress) -> str | None:
     """Follow a run to its end; returns what it waited for, if a wait had no end and the run was stopped for it."""
     limit = cfg.sat_verl.wait_limit_s
+    patience = 1.1 * limit  # the sampler has the same limit, and more to say
     while supervisor.poll() is None:
         progress.update()
         waiting_for, seconds = progress.wait()
-        if seconds > limit:
+        if seconds > patience:
             return f"no progress for {seconds:.0f} s while waiting for {waiting_for} (sat_verl.wait_limit_s={limit})"
         time.sleep(0.3)
     progress.update()
@@ -183,7 +192,8 @@ def train(cfg: DictConfig, run_dir: Path, console: Console, lock: int) -> None:
     Raises:
         RunFailedError: see :func:`run`.
     """
-    hung = None
+    hung, log = None, run_dir / LOG_FILE
+    log_start = log.stat().st_size if log.is_file() else 0
     try:
         with (
             training_process(cfg, run_dir, inherit=(lock,)) as supervisor,
@@ -193,10 +203,13 @@ def train(cfg: DictConfig, run_dir: Path, console: Console, lock: int) -> None:
     finally:
         lag = RunRecorder(run_dir).finish_lag(schedule_of(cfg))
     if hung or supervisor.returncode:
-        cause = hung or report.failure(run_dir / LOG_FILE, supervisor.returncode)
+        cause = hung or report.failure(log, supervisor.returncode, log_start)
         raise RunFailedError(cause + how_to_go_on(cfg))
-    if not lag["ok"]:
-        raise RunFailedError(f"the lag was not kept in steps {lag['broken_steps']}: see {run_dir / LAG_FILE}")
+    if not lag["ok"] or lag["optimizer_steps"] != cfg.steps:
+        raise RunFailedError(
+            f"the record of the run is not whole: {lag['optimizer_steps']} of {cfg.steps} steps, lag not kept in steps "
+            f"{lag['broken_steps']}; see {run_dir / LAG_FILE}"
+        )
 
 
 def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:

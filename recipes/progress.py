@@ -51,7 +51,8 @@ class Progress:
         self._total = cfg.steps
         self._wait_file = run_dir / WAIT_FILE
         self._metrics, self._phases = Tail(run_dir / METRICS_FILE), Tail(run_dir / PHASES_FILE)
-        self._started, self._started_at = time.monotonic(), time.time()
+        self._started = time.monotonic()
+        self._last_wait: tuple[dict[str, Any], float] = ({}, self._started)
         self._phase = "start processes"
         self._next_notice = _LONG_WAIT_S
         self._row: dict[str, Any] = {}
@@ -94,12 +95,14 @@ class Progress:
             self._plain(f"{self._elapsed():6.1f} s  still waiting for {waiting_for} ({seconds:.0f} s)")
 
     def wait(self) -> tuple[str, float]:
-        """What the run waits for, and for how many seconds without progress."""
+        """What the run waits for, and for how many seconds without progress (while this machine was awake)."""
         try:
             found = json.loads(self._wait_file.read_text())
         except FileNotFoundError:
-            found = {"for": "the training processes to start", "since": self._started_at}
-        return found["for"] or "the next step", time.time() - found["since"]
+            found = {"for": "the training processes to start"}
+        if found != self._last_wait[0]:
+            self._last_wait = found, time.monotonic()
+        return found["for"] or "the next step", time.monotonic() - self._last_wait[1]
 
     def _plain(self, text: str) -> None:
         if not self._live:

@@ -24,9 +24,9 @@ _ERROR_LINE = re.compile(r"^(?!ray\.exceptions\.Ray\w*Error\()(?:[\w.]+\.)?\w*(?
 _RAY_PREFIX = re.compile(r"^\([^)]*\bpid=\d+[^)]*\)\s?")
 
 
-def failure(log: Path, code: int, lines: int = 8) -> str:
-    """The first error in a log with some lines before it, and where the rest is."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
+def failure(log: Path, code: int, start: int = 0, lines: int = 8) -> str:
+    """The first error in a log with some lines before it, and where the rest is; a resumed run begins at ``start``."""
+    text = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
     rows = [_RAY_PREFIX.sub("", line) for line in text.splitlines()]
     hits = [index for index, row in enumerate(rows) if _ERROR_LINE.match(row)]
     shown = rows[max(0, hits[0] - lines) : hits[0] + 1] if hits else rows[-lines:]
@@ -46,7 +46,7 @@ def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds per phase; one that comes more than once is added up."""
     totals: dict[str, float] = {}
     for row, following in pairwise(rows):
-        if row["phase"] != "done":
+        if row["phase"] != "done" and following["phase"] != "start engines":  # cut short; resumed at some other time
             totals[row["phase"]] = totals.get(row["phase"], 0.0) + following["time"] - row["time"]
     return {name: round(seconds, 2) for name, seconds in totals.items()}
 

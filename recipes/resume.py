@@ -69,6 +69,7 @@ def check_same(cfg: DictConfig) -> None:
     Raises:
         ConfigError: the first setting that differs.
     """
+    _check_steps(cfg)
     before = _flat(OmegaConf.to_container(OmegaConf.load(Path(cfg.run_dir) / CONFIG_FILE)))
     now = _flat(OmegaConf.to_container(cfg, resolve=True))
     for key in sorted(before.keys() | now.keys()):
@@ -79,6 +80,17 @@ def check_same(cfg: DictConfig) -> None:
                 key, now.get(key), f"the run in {cfg.run_dir} has {before.get(key)}, and would not be one run any more",
                 "leave it as it was, or start a new run",
             )  # fmt: skip
+
+
+def _check_steps(cfg: DictConfig) -> None:
+    """More steps are the same run only where the learning rate does not depend on their number."""
+    before, optim = OmegaConf.load(Path(cfg.run_dir) / CONFIG_FILE).steps, cfg.actor_rollout_ref.actor.optim
+    steady = optim.lr_scheduler_type == "constant" and (optim.lr_warmup_steps > 0 or not optim.lr_warmup_steps_ratio)
+    if cfg.steps != before and not steady:
+        raise ConfigError(
+            "steps", cfg.steps, f"the run has {before}, and its learning-rate schedule depends on their number",
+            "leave it out, or start a new run",
+        )  # fmt: skip
 
 
 def last_step(run_dir: Path) -> int:
@@ -92,7 +104,7 @@ def go_back(cfg: DictConfig) -> None:
     run_dir = Path(cfg.run_dir)
     checkpoints.remove_broken(run_dir / CHECKPOINTS)
     newest = checkpoints.newest(run_dir / CHECKPOINTS)
-    step = checkpoints.read_marker(newest)["global_step"] if newest else 0
+    step = checkpoints.read_marker(newest)["global_step"] if newest else -1
     if newest:
         with open_dict(cfg):
             cfg.trainer.resume_mode = "resume_path"

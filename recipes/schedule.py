@@ -79,6 +79,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "trainer.v1.sampler.custom_sampler.name": (("GuardedReplayBuffer",), "another sampler does not keep the schedule"),
     "actor_rollout_ref.actor.checkpoint.async_save": ((False, None), "a checkpoint must be whole when it is counted"),
     "trainer.del_local_ckpt_after_load": ((False, None), "a run could not be resumed a second time"),
+    "trainer.val_only": ((False, None), "a run without an optimizer step has no lag"),
     "trainer.max_actor_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
     "trainer.max_critic_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
 }

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from sat_verl import lag
+from sat_verl.lag import LAG_SUMS
 
 TRAIN = "train"
 """The queue's partition of the training samples."""
@@ -25,6 +26,10 @@ STARTED, FINISHED = "generation_started", "generation_finished"
 
 VALUES = ["rm_scores", "response_mask", "rollout_log_probs"]
 """What a step computes with, per token."""
+
+
+class UnknownPolicyVersionError(RuntimeError):
+    """A response came without the record of its generation."""
 
 
 @dataclass
@@ -80,6 +85,23 @@ class BatchRecord:
         """Responses that more than one policy version generated."""
         return int((self.ages[:, 0] != self.ages[:, 1]).sum())
 
+    def sample_row(self, dropped: int, refilled: int, retried: int) -> dict[str, Any]:
+        """The step's line in ``samples.jsonl``; the arguments are numbers of prompt groups since the step before."""
+        return {
+            "prompts": self.prompts,
+            "data_rows": self.data_rows,
+            "skipped_prompts": self.skipped,
+            "tokens_by_age": {str(age): count for age, count in sorted(self.tokens_by_age.items())},
+            "responses": len(self.keys),
+            "mixed_responses": self.mixed,
+            "dropped_groups": dropped,
+            "refilled_groups": refilled,
+            "retried_groups": retried,
+            "drain_seconds": 0.0,
+            "in_flight_s": float(self.in_flight.mean()),
+            "in_queue_s": float(self.in_queue.mean()),
+        }
+
     def metrics(self, longest: int) -> dict[str, float]:
         """Of this step's own samples (verl's are over the whole sync window); lengths in tokens, times in seconds."""
         groups = defaultdict(list)
@@ -102,6 +124,16 @@ class BatchRecord:
         }
 
 
+def by_lag(sums: dict[str, float]) -> dict[str, float]:
+    """``lag/<age>/...``, tokens, mean |d| and intercepted share, of the workers' sums over the tokens of one age."""
+    found = {}
+    for key, value in sums.items():
+        age, _, quantity = key.removeprefix(LAG_SUMS).partition("/")
+        tokens = max(sums[f"{LAG_SUMS}{age}/tokens"], 1)
+        found[f"lag/{age}/{quantity}"] = value if quantity == "tokens" else value / tokens
+    return found
+
+
 def _prompt(key: str) -> str:
     return key.split("_", 1)[0]
 
@@ -114,11 +146,19 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
             began and ended with.
         step: the optimizer step that trains on it, from 1.
         sync_every: optimizer steps per weight sync.
+
+    Raises:
+        UnknownPolicyVersionError: an agent loop drops what the client says of a response.
     """
     rows = [index for index, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
     keys, tags = [batch.keys[index] for index in rows], [batch.tags[index] for index in rows]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[*VALUES, "extra_fields", "index"])
     extra, rows_of_data = data.pop("extra_fields").tolist(), data.pop("index").tolist()
+    if not all(SEGMENTS in fields for fields in extra):
+        raise UnknownPolicyVersionError(
+            "a response does not say which policy version generated it: its agent loop has to return "
+            "extra_fields=output.extra_fields, as verl's own agent loops do"
+        )
     tokens = np.array([int(mask.sum()) for mask in data["response_mask"].unbind()])
     syncs = np.array([[tag["min_global_steps"], tag["max_global_steps"]] for tag in tags])
     row_ages = [

@@ -52,7 +52,11 @@ def read_marker(folder: Path) -> dict[str, Any]:
 
 
 def mark(folder: Path, facts: dict[str, Any]) -> None:
-    """Declare a checkpoint whole, in one step."""
+    """Declare a checkpoint whole, in one step, once all of its files are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
     partial = folder / (MARKER_FILE + ".partial")
     with open(partial, "w") as file:
         json.dump(facts, file, indent=2)

@@ -12,12 +12,12 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from sat_verl.lag import LAG_SUMS
 from sat_verl.policy_loss import record_intercepted
 
-__all__ = ["LAG_SUMS", "ppo_loss_with_drift"]
+__all__ = ["ppo_loss_with_drift"]
 
 DRIFT = "actor/abs_log_ratio"
-LAG_SUMS = "actor/lag_sums/"
 
 
 def ppo_loss_with_drift(

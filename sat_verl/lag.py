@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LAG_SUMS = "actor/lag_sums/"
+"""Prefix of the workers' sums over the tokens of one age, as verl names their metrics (:mod:`sat_verl.drift`)."""
+
 SCHEDULES = ("broadcast", "constant", "bounded")
 
 
@@ -109,11 +112,13 @@ def verdict(schedule: LagSchedule, rows: Iterable[Mapping[str, Any]]) -> dict[st
 
     Returns:
         ``promised`` and ``realised`` as {age: share of tokens}. What an exact schedule promises is one age per step;
-        its share is that of the step's tokens. A bounded schedule promises ``{"at_most": steps}``.
+        its share is that of the step's tokens. A bounded schedule promises ``{"at_most": steps}``. ``ok``: every step
+        from 1 on is there, once, and kept it.
     """
     realised: Counter[int] = Counter()
     promised: Counter[int] = Counter()
     broken: list[int] = []
+    steps: list[int] = []
     totals: Counter[str] = Counter()
     for row in rows:
         ages = {int(age): count for age, count in row["tokens_by_age"].items()}
@@ -123,7 +128,7 @@ def verdict(schedule: LagSchedule, rows: Iterable[Mapping[str, Any]]) -> dict[st
             broken.append(row["step"])
         totals.update({name: row[name] for name in COUNTS})
         totals.update({name: row[name] * row["responses"] for name in TIMES})
-        totals["optimizer_steps"] += 1
+        steps.append(row["step"])
     tokens = sum(realised.values())
     return {
         "schedule": schedule.kind,
@@ -132,10 +137,10 @@ def verdict(schedule: LagSchedule, rows: Iterable[Mapping[str, Any]]) -> dict[st
         "promised": shares(promised) if schedule.exact else {"at_most": schedule.steps},
         "realised": shares(realised),
         "mean_age": sum(age * count for age, count in realised.items()) / tokens if tokens else 0.0,
-        "ok": not broken and tokens > 0,
+        "ok": not broken and tokens > 0 and steps == list(range(1, len(steps) + 1)),
         "broken_steps": broken,
         "tokens": tokens,
-        "optimizer_steps": totals["optimizer_steps"],
+        "optimizer_steps": len(steps),
         **{name: round(totals[name], 3) for name in COUNTS},
         **{name: round(totals[name] / max(totals["responses"], 1), 3) for name in TIMES},
     }

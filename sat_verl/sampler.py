@@ -114,6 +114,22 @@ class GuardedReplayBuffer(ReplayBufferAsync):
                 return
             last_debug_time = self._wait_for_next_poll(TRAIN, last_debug_time)
 
+    def _has_enough_samples(
+        self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
+    ) -> bool:
+        """Upstream's ``wait`` waits for prompts at the bound that are in flight, but lets others overtake them, after
+        which more of them can be at the bound than one step takes. So what is left must be able to make it, too.
+        """
+        enough = super()._has_enough_samples(global_steps, partition_id, batch_size, sampleable_keys)
+        if not enough or self.max_off_policy_threshold is None or self.max_off_policy_strategy != "wait":
+            return enough
+        submitted = self.prompt_global_steps[partition_id]
+        taken = sorted(sampleable_keys, key=lambda uid: submitted[uid])[:batch_size]
+        left = sorted(step for uid, step in submitted.items() if uid not in set(taken))
+        # The i-th of those left is trained on at this step + 1 + i // batch_size at the earliest.
+        last = self.max_off_policy_threshold - 1
+        return all(step + last > global_steps + index // batch_size for index, step in enumerate(left))
+
     # --- guards
 
     def _start_waiting(self) -> None:
@@ -124,9 +140,10 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         super()._sync_metadata_from_transfer_queue()
         finished = set().union(*self.finished_keys.values()) if self.finished_keys else set()
         failed = set().union(*self.failure_keys.values()) if self.failure_keys else set()
-        if finished - self._last_terminal:
+        if finished - self._last_terminal:  # in what order they ended since the last look, nobody knows
             self._failed_in_a_row = 0
-        self._failed_in_a_row += len(failed - self._last_terminal)
+        else:
+            self._failed_in_a_row += len(failed - self._last_terminal)
         if (finished | failed) - self._last_terminal:
             self._last_progress = time.monotonic()
             self.on_progress()

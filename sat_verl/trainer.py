@@ -7,11 +7,9 @@ that a checkpoint holds everything that the schedule needs to go on.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
@@ -25,10 +23,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from sat_verl import batch_record, checkpoints
+from sat_verl import batch_record
 from sat_verl.batch_record import TRAIN, BatchRecord
-from sat_verl.lag import LagSchedule, LagViolationError
+from sat_verl.lag import LAG_SUMS, LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
+from sat_verl.saving import WholeCheckpoints
 from sat_verl.step_guard import StepGuard
 from sat_verl.worker import ObservedActorWorker
 
@@ -36,16 +35,11 @@ from sat_verl.worker import ObservedActorWorker
 upstream.logger.setLevel(max(upstream.logger.level, logging.WARNING))
 
 TRAINER_MODE = "sat_async"
-LAG_SUMS = "actor/lag_sums/"
 DROPPED = "training/off_policy/evicted_samples"
 
 
 class PolicyLossMismatchError(RuntimeError):
     """The workers compute another loss than the config names."""
-
-
-class ResumeError(RuntimeError):
-    """A checkpoint does not hold what the lag schedule needs to go on."""
 
 
 class NumberedPrompts(PPOTrainer):
@@ -62,7 +56,7 @@ class NumberedPrompts(PPOTrainer):
 
 
 @register_trainer(TRAINER_MODE)
-class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
+class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSeparateAsync):
     """verl's separate asynchronous PPO trainer on a lag schedule, with a record of every optimizer step.
 
     Config (beside verl's own), under ``sat_verl``: ``run_dir``, the folder that receives the records; ``lag`` with
@@ -126,6 +120,7 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
         self.recorder.worker(reports)
 
     def on_train_begin(self) -> None:
+        self.recorder.phase("train")
         ahead = self.schedule.batches_ahead * self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         missing = ahead - self._restored_tq_prompt_count
         if missing > 0:
@@ -156,36 +151,21 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
         with self.recorder.waiting(f"the samples of step {self.optimizer_step}"):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         assert self._record is not None
-        _by_lag(metrics)
-        row = metrics | self._record.metrics(self.config.data.max_response_length)
+        # Taken out of verl's metrics, which are averaged over the steps of a window.
+        sums = {key: metrics.pop(key) for key in list(metrics) if key.startswith(LAG_SUMS)}
+        row = metrics | batch_record.by_lag(sums) | self._record.metrics(self.config.data.max_response_length)
         end = time.perf_counter()
         row["timing_s/optimizer_step"] = end - start
         # From the end of the last step: waiting, weight sync and validation count.
         row["perf/response_tokens_per_s"] = row["response_length/tokens"] / (end - (self._last_step_end or start))
         self._last_step_end = end
-        self.recorder.add(row, self._sample_row(self._record, metrics))
+        self.recorder.add(row, self._record.sample_row(int(metrics.get(DROPPED, 0)), *self.replay_buffer.take_counts()))
         return batch
-
-    def _sample_row(self, record: BatchRecord, metrics: dict) -> dict[str, Any]:
-        refilled, retried = self.replay_buffer.take_counts()
-        return {
-            "prompts": record.prompts,
-            "data_rows": record.data_rows,
-            "skipped_prompts": record.skipped,
-            "tokens_by_age": {str(age): count for age, count in sorted(record.tokens_by_age.items())},
-            "responses": len(record.keys),
-            "mixed_responses": record.mixed,
-            "dropped_groups": int(metrics.get(DROPPED, 0)),
-            "refilled_groups": refilled,
-            "retried_groups": retried,
-            "drain_seconds": 0.0,
-            "in_flight_s": float(record.in_flight.mean()),
-            "in_queue_s": float(record.in_queue.mean()),
-        }
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """The first use of a batch: it is read and checked before anything is computed from it."""
         self.recorder.touch(f"optimizer step {self.optimizer_step}")
+        self._check_size(batch)
         self._record = batch_record.read(batch, self.optimizer_step, self.parameter_sync_step)
         self._check_lag(self._record)
         self._record = self.guard.batch(self._record, self.optimizer_step, batch.partition_id)
@@ -203,17 +183,29 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
         self.guard.metrics(metrics, self.optimizer_step)
         return batch
 
+    def _check_size(self, batch: KVBatchMeta) -> None:
+        """verl pads a larger batch to whole mini-batches, and makes an optimizer step of each: ages would be wrong."""
+        expected = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        if len(batch) != expected:
+            raise LagViolationError(
+                f"optimizer step {self.optimizer_step} got {len(batch)} rows for {expected} responses, so verl would "
+                "make several steps of it, which no lag schedule counts: use an agent loop that returns one output"
+            )
+
     def _check_lag(self, record: BatchRecord) -> None:
         step = self.optimizer_step
-        if self.schedule.keeps(step, record.tokens_by_age):
+        # The tokens' own ages, and those of the oldest and newest weights of a trajectory: no request describes an
+        # agent's later turns.
+        if self.schedule.keeps(step, {*record.tokens_by_age, *record.ages.flatten().tolist()}):
             return
-        self.recorder.broken_step(step, self.global_steps, self._sample_row(record, {}))
+        self.recorder.broken_step(step, self.global_steps, record.sample_row(0, *self.replay_buffer.take_counts()))
         self.recorder.finish_lag(self.schedule)
         bound = "" if self.schedule.exact else "at most "
         raise LagViolationError(
             f"lag.schedule={self.schedule.kind} lag.steps={self.schedule.steps} promises age {bound}"
             f"{self.schedule.age(step)} for optimizer step {step}, but its tokens by age are "
-            f"{dict(sorted(record.tokens_by_age.items()))}: the run is stopped, nothing was trained on them"
+            f"{dict(sorted(record.tokens_by_age.items()))} (oldest weights {record.ages.max()}, newest "
+            f"{record.ages.min()}): the run is stopped, nothing was trained on them"
         )
 
     # --- between the steps: drain, save, sync, validate
@@ -244,50 +236,4 @@ class SATAsyncTrainer(NumberedPrompts, upstream.PPOTrainerSeparateAsync):
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         self.recorder.flush(global_steps, self.parameter_sync_step, metrics)
-
-    # --- checkpoints
-
-    def _save_checkpoint(self) -> None:
-        root = Path(self.config.trainer.default_local_dir)
-        root.mkdir(parents=True, exist_ok=True)
-        checkpoints.check_space(root, Path(self.config.actor_rollout_ref.model.path))
-        self._drain()
-        with self.recorder.waiting("the checkpoint to be saved"):
-            super()._save_checkpoint()
-        facts = {
-            "global_step": self.global_steps,
-            "optimizer_step": self.global_steps * self.parameter_sync_step,
-            "next_prompt": self._next_prompt,
-            "outstanding_prompts": self.replay_buffer.outstanding(),
-            "lag": {"schedule": self.schedule.kind, "steps": self.schedule.steps},
-        }
-        checkpoints.mark(root / f"global_step_{self.global_steps}", facts)
-        checkpoints.prune(root, self.config.sat_verl.keep_checkpoints)
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        if self.global_steps == 0:
-            return
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        facts = checkpoints.read_marker(folder)
-        self._next_prompt = facts["next_prompt"]
-        outstanding = self.replay_buffer.outstanding()
-        self._forget_trained(set(outstanding))
-        if outstanding != facts["outstanding_prompts"]:
-            raise ResumeError(f"{folder} should hold the prompts {json.dumps(facts['outstanding_prompts'])} that were "
-                              f"not trained on yet, and holds {json.dumps(outstanding)}")  # fmt: skip
-
-    def _forget_trained(self, outstanding: set[str]) -> None:
-        """The queue is saved before verl clears the step that was just trained; those samples are done with."""
-        done = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_", 1)[0] not in outstanding]
-        if done:
-            tq.kv_clear(keys=done, partition_id=TRAIN)
-
-
-def _by_lag(metrics: dict[str, float]) -> None:
-    """Turn the workers' sums over the tokens of one age into ``lag/<age>/...``: tokens, mean |d|, intercepted share."""
-    sums = {key.removeprefix(LAG_SUMS): metrics.pop(key) for key in list(metrics) if key.startswith(LAG_SUMS)}
-    for name, value in sums.items():
-        age, _, quantity = name.partition("/")
-        tokens = sums[f"{age}/tokens"]
-        metrics[f"lag/{name}"] = value if quantity == "tokens" else value / max(tokens, 1)
+        self._declare_checkpoint()  # only now: a resumed run needs the records of its steps, too

@@ -25,7 +25,8 @@ from sat_verl.batch_quantile import (
     distributed_tail_reference,
     one_micro_batch,
 )
-from sat_verl.drift import LAG_SUMS, ppo_loss_with_drift
+from sat_verl.drift import ppo_loss_with_drift
+from sat_verl.lag import LAG_SUMS
 
 
 class BatchQuantileWorker(TrainingWorker):

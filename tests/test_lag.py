@@ -164,6 +164,11 @@ def test_the_right_histogram_in_the_wrong_order_is_not_ok():
     assert not found["ok"]
 
 
+@pytest.mark.parametrize("steps", [(1, 3), (2, 3), (1, 1, 2), (2, 1)])
+def test_steps_that_are_missing_or_come_twice_prove_nothing(steps):
+    assert not verdict(LagSchedule("bounded", 5), [row(step, {"0": 5}) for step in steps])["ok"]
+
+
 def test_a_run_without_a_token_proves_nothing():
     assert not verdict(LagSchedule("broadcast", 1), [])["ok"]
 

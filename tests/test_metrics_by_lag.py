@@ -16,7 +16,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.config import SATPolicyLossConfig
-from sat_verl.drift import LAG_SUMS, ppo_loss_with_drift
+from sat_verl.drift import ppo_loss_with_drift
+from sat_verl.lag import LAG_SUMS
 
 LAGS, AGES = [3, 0, 3], [0, 3, 7]
 EPS = {"sat_grpo": 0.5, "sat_gspo": 0.03}  # such that SAT removes gradients

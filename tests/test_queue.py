@@ -36,14 +36,14 @@ def tq(queue):
             queue.kv_clear(keys=list(keys), partition_id=partition)
 
 
-def buffer(**options):
+def buffer(threshold=None, **options):
     from sat_verl.sampler import GuardedReplayBuffer
 
     options = {"poll_interval_s": 0.02, "exact": True, "failure_limit": 4, "stall_timeout_s": 1.0} | options
     return GuardedReplayBuffer(
         trainer_mode="sat_async",
         trainer_config={},
-        max_off_policy_threshold=None,
+        max_off_policy_threshold=threshold,
         max_off_policy_strategy="wait",
         sampler_kwargs=options,
         refill_fn=lambda count: count,
@@ -54,8 +54,8 @@ def uid(number):
     return f"{number:010d}"
 
 
-def submit(tq, *numbers):
-    tags = [{"is_prompt": True, "status": "pending", "global_steps": 1} for _ in numbers]
+def submit(tq, *numbers, step=1):
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in numbers]
     tq.kv_batch_put(keys=[uid(number) for number in numbers], partition_id=PARTITION, tags=tags)
 
 
@@ -102,6 +102,31 @@ def test_it_waits_for_the_first_prompts_although_others_are_ready(tq):
     # verl's own rule, for the bounded schedule: whatever is finished.
     batch, _ = buffer(exact=False).sample(1, PARTITION, 2)
     assert len(batch.keys) == 4
+
+
+def test_waiting_keeps_the_bound_when_younger_prompts_overtake(tq):
+    """At most 2 steps old, 2 prompts a step: with 6 and 7 taken in step 2, two of the first are 3 old in step 4."""
+    from sat_verl.sampler import RolloutFailedError
+
+    submit(tq, 0, 1, 4, 5)
+    submit(tq, 6, 7, step=2)
+    for number in (6, 7):
+        answer(tq, number)
+    with pytest.raises(RolloutFailedError, match="4 pending"):
+        buffer(threshold=3, exact=False).sample(2, PARTITION, 2)
+    for number in (4, 5):
+        answer(tq, number)
+    batch, _ = buffer(threshold=3, exact=False).sample(2, PARTITION, 2)
+    assert sorted({key[:10] for key in batch.keys}) == [uid(4), uid(5)]
+
+
+def test_successes_and_failures_of_one_look_do_not_end_a_run(tq):
+    submit(tq, *range(9))
+    for number in range(8):
+        answer(tq, number, status="failure")
+    answer(tq, 8)
+    batch, _ = buffer(exact=False, failure_limit=4).sample(1, PARTITION, 1)
+    assert {key[:10] for key in batch.keys} == {uid(8)}
 
 
 def test_a_failed_group_is_generated_again_and_nothing_is_skipped(tq):

@@ -139,6 +139,23 @@ def test_a_failure_shows_the_cause_not_rays_wrapper(tmp_path):
     assert "exit code 9" in report.failure(tmp_path / "absent", 9)
 
 
+def test_a_resumed_run_fails_of_its_own_cause(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("EngineDeadError: the first time\n")
+    start = log.stat().st_size
+    with open(log, "a") as file:
+        file.write("NoSpaceError: the second time\n")
+    assert report.failure(log, 1, start).endswith("NoSpaceError: the second time")
+
+
+def test_phases_do_not_count_the_time_until_a_resume():
+    names = ["start engines", "train", "start engines", "train", "done"]
+    rows = [
+        {"phase": name, "time": time} for name, time in zip(names, (0.0, 10.0, 1000.0, 1020.0, 1050.0), strict=True)
+    ]
+    assert report._phase_seconds(rows) == {"start engines": 30.0, "train": 30.0}
+
+
 def test_success_has_the_binomial_standard_error():
     metrics = {"val-aux/x/score/mean@1": 0.1, "val-core/sat_verl/chain/acc/mean@1": 0.25}
     assert report.success(metrics, 300) == {

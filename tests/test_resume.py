@@ -26,6 +26,8 @@ def run(tmp_path, config):
     OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
     for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
         rows = [{"step": step, "global_step": (step + 1) // 2} for step in range(1, 9)]
+        if name == VALIDATION_FILE:
+            rows.insert(0, {"step": 0, "global_step": 0})
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "glo')
     for step in (1, 3):
         folder = tmp_path / "checkpoints" / f"global_step_{step}"
@@ -62,8 +64,9 @@ def test_it_goes_back_to_the_last_whole_checkpoint(run, tmp_path):
     assert run.trainer.resume_mode == "resume_path"
     assert run.trainer.resume_from_path == str(tmp_path / "checkpoints" / "global_step_3")
     assert run.trainer.val_before_train is False
-    for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
+    for name in (METRICS_FILE, SAMPLES_FILE):
         assert [row["step"] for row in read_rows(tmp_path / name)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_rows(tmp_path / VALIDATION_FILE)] == [0, 1, 2, 3, 4, 5, 6]
     assert not (tmp_path / "checkpoints" / "global_step_4").exists()
 
 
@@ -74,11 +77,23 @@ def test_without_a_checkpoint_it_begins_anew(run, tmp_path):
     assert run.trainer.resume_mode == "disable"
     assert run.trainer.val_before_train is True
     assert read_rows(tmp_path / METRICS_FILE) == []
+    assert read_rows(tmp_path / VALIDATION_FILE) == [], "the validation before training will be done again"
 
 
 def test_more_steps_are_the_same_run(run):
     run.steps, run.trainer.total_training_steps, run.checkpoint.keep = 60, 30, 5
     resume.check_same(run)
+
+
+@pytest.mark.parametrize(("key", "value"), [("lr_scheduler_type", "cosine"), ("lr_warmup_steps_ratio", 0.1)])
+def test_more_steps_are_another_run_where_the_learning_rate_depends_on_them(run, tmp_path, key, value):
+    optim = run.actor_rollout_ref.actor.optim
+    optim[key], optim.lr_warmup_steps = value, -1
+    OmegaConf.save(run, tmp_path / "config.yaml", resolve=True)
+    resume.check_same(run)
+    run.steps = 60
+    with pytest.raises(ConfigError, match="depends on their number"):
+        resume.check_same(run)
 
 
 @pytest.mark.parametrize(
