@@ -42,7 +42,7 @@ def expand_short_forms(arguments: Sequence[str]) -> list[str]:
             expanded += ["model=hf", f"model.path={value}"]
         elif separator and key == "task" and value.endswith(".parquet"):
             expanded += ["task=parquet", f"task.train_file={value}"]
-        elif key == "lag" and value not in choices("lag"):
+        elif key == "lag" and not set(value.split(",")) <= set(choices("lag")):
             expanded += _lag(value)
         else:
             expanded.append(argument)
@@ -70,7 +70,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     with initialize_config_module(CONFIG_MODULE, version_base=None):
         try:
             full = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise explain(error, overrides) from error
     found = full.hydra.runtime.choices
     with open_dict(full):

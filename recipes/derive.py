@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipes import schedule, values
+from recipes.errors import ConfigError
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -45,12 +46,16 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.cache_dir = str(Path(cfg.cache_dir).absolute())
         cfg.sat_verl.run_dir = str(run_dir)
         cfg.trainer.experiment_name = run_dir.name
+        if cfg.trainer.default_local_dir != f"{run_dir}/checkpoints":
+            value = cfg.trainer.default_local_dir
+            raise ConfigError("trainer.default_local_dir", value, "checkpoints are kept in run_dir", "set run_dir")
         schedule.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
-        _fill(cfg, "actor_rollout_ref.actor.clip_ratio_c", NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip)
+        dual_clip = NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip
+        schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.backend.name == "cpu":

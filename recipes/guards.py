@@ -20,6 +20,7 @@ from pyarrow import ArrowInvalid, parquet
 from recipes import ratio_guards
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
+from sat_verl.cpu.placement import usable_cores
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
@@ -81,9 +82,25 @@ def sizes(cfg: DictConfig) -> None:
             "the group-normalised advantage of one response is 0",
             "set 2 or more",
         )
+    _lengths(cfg)
     if cfg.task.name == "parquet":
         return
     _enough("task.train_size", cfg.task.train_size, cfg.task.train_size, cfg)
+
+
+def _lengths(cfg: DictConfig) -> None:
+    rollout, length = cfg.actor_rollout_ref.rollout, cfg.data.max_prompt_length + cfg.data.max_response_length
+    if rollout.max_model_len < length:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.max_model_len",
+            rollout.max_model_len,
+            f"prompt and response may take {length} tokens",
+            "leave it out: it is derived",
+        )
+    for ours, theirs in (("max_prompt_length", "prompt_length"), ("max_response_length", "response_length")):
+        if rollout[theirs] != cfg.data[ours]:
+            key = f"actor_rollout_ref.rollout.{theirs}"
+            raise ConfigError(key, rollout[theirs], f"it follows from data.{ours}={cfg.data[ours]}", f"set data.{ours}")
 
 
 def _enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
@@ -103,6 +120,10 @@ def files(cfg: DictConfig) -> None:
         _enough("task.train_file", train_file, parquet.read_metadata(train_file).num_rows, cfg)
         if cfg.model.name != "hf":
             raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give model=PATH_OR_HUB_ID")
+    reward = cfg.reward.custom_reward_function.path
+    if reward and not reward.startswith("pkg://") and not Path(reward).expanduser().is_file():
+        key = "reward.custom_reward_function.path"
+        raise ConfigError(key, reward, "there is no such file", "give a Python file, or pkg://MODULE")
     if cfg.model.name == "hf":
         if OmegaConf.is_missing(cfg.model, "path"):
             raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
@@ -173,10 +194,25 @@ def folders(cfg: DictConfig) -> None:
     used = run_dir.is_dir() and any(run_dir.iterdir())
     if used and not cfg.resume:
         raise ConfigError(
-            "run_dir", run_dir, "the folder is not empty", "name a new one, or continue it with resume=true"
+            "run_dir", run_dir, "the folder is not empty", f"name a new one, or continue it with resume={run_dir}"
         )
     if cfg.resume and not used:
         raise ConfigError("resume", True, f"there is no run in {run_dir}", "give the run_dir of an earlier run")
+
+
+def processes(cfg: DictConfig) -> None:
+    """A CPU run cannot carry many processes: each engine takes a gibibyte and a core's worth of polling."""
+    if cfg.backend.name != "cpu":
+        return
+    cores = cfg.backend.cores or len(usable_cores())
+    wanted, most = cfg.trainer_ranks + cfg.rollout_replicas, max(4, 2 * cores)
+    if wanted > most:
+        raise ConfigError(
+            "trainer_ranks",
+            cfg.trainer_ranks,
+            f"with rollout_replicas={cfg.rollout_replicas} they are {wanted} processes on {cores} cores",
+            f"keep the two together within {most}",
+        )
 
 
 def device(cfg: DictConfig) -> None:
@@ -219,7 +255,7 @@ def upstream(cfg: DictConfig) -> None:
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
 
 
-CHECKS = (support, *ratio_guards.CHECKS, sizes, files, model, folders, device)
+CHECKS = (support, *ratio_guards.CHECKS, sizes, files, model, folders, processes, device)
 
 
 def check(cfg: DictConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from recipes import guards, provenance, report, resume
 from recipes.derive import derive
+from recipes.errors import ConfigError
 from recipes.lock import locked
 from recipes.progress import Progress
 from recipes.resume import CONFIG_FILE
@@ -30,6 +33,23 @@ LOG_FILE = "train.log"
 
 class RunFailedError(RuntimeError):
     """The training processes ended with an error; the message holds its first cause."""
+
+
+def check(cfg: DictConfig) -> None:
+    """Derive the config, and refuse what cannot work.
+
+    Raises:
+        ConfigError: bad input.
+    """
+    try:
+        derive(cfg)
+        guards.check(cfg)
+        if cfg.resume:
+            resume.check_same(cfg, prepared=False)
+        guards.upstream(cfg)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "the config"
+        raise ConfigError(key, "", str(error).strip().splitlines()[0].rstrip("."), "give it a value") from error
 
 
 def prepare(cfg: DictConfig) -> None:
@@ -169,7 +189,7 @@ def how_to_go_on(cfg: DictConfig) -> str:
     if not cfg.run_dir or not (Path(cfg.run_dir) / CONFIG_FILE).is_file():
         return ""
     step = resume.last_step(Path(cfg.run_dir))
-    return f"; go on from step {step} with: python -m recipes.train resume={cfg.run_dir}"
+    return f"; go on from step {step} with: python -m recipes.train resume={shlex.quote(cfg.run_dir)}"
 
 
 def watch(supervisor: subprocess.Popen, cfg: DictConfig, progress: Progress) -> str | None:
@@ -220,15 +240,14 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
         RunFailedError: the training processes failed, or hung; their full log is ``train.log`` in the run folder.
     """
     console = console or Console()
-    derive(cfg)
-    guards.check(cfg)
-    guards.upstream(cfg)
+    check(cfg)
     prepare(cfg)
     started = time.time()
     with locked(Path(cfg.run_dir), console) as lock:
         run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])
         if cfg.resume:
-            console.print(f"resuming after step {resume.last_step(run_dir)}")
+            step = resume.last_step(run_dir)
+            console.print(f"resuming after step {step}" if step else "no whole checkpoint: the run begins again")
         console.print(f"run folder  {run_dir}")
         train(cfg, run_dir, console, lock)
     report.write(run_dir, cfg, wall_seconds=time.time() - started, console=console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,39 @@ _MAY_CHANGE = (
     "steps", "checkpoint", "resume", "overrides", "ray_kwargs", "sat_verl.keep_checkpoints", "sat_verl.wait_limit_s",
     "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", "trainer.resume_mode",
     "trainer.resume_from_path", "trainer.val_before_train", "trainer.logger", "backend.cores",
-    "trainer.v1.sampler.sampler_kwargs.stall_timeout_s",
+    "trainer.v1.sampler.sampler_kwargs.stall_timeout_s", "trainer.experiment_name",
+    "actor_rollout_ref.rollout.trace.experiment_name",
 )  # fmt: skip
 """What a resumed run may have otherwise than before: nothing that the numbers depend on."""
 
 
+_OURS = ("choices.", "seed", "lag.", "task.", "model.", "prompts_per_step", "responses_per_prompt", "dual_clip")
+_PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model", "actor_rollout_ref.ref.model")
+
+
 def value_of(arguments: Sequence[str]) -> str | None:
     """The folder that ``resume=`` names, if it does."""
-    values = [argument.partition("=")[2] for argument in arguments if argument.startswith("resume=")]
-    return values[-1] if values and values[-1] not in ("", "null") else None
+    values = [value for key, value in map(_split, arguments) if key == "resume"]
+    if not values or values[-1] == "null":
+        return None
+    if not values[-1]:
+        raise ConfigError("resume", "", "it names no folder", "give the folder of an earlier run, or leave it out")
+    return values[-1]
+
+
+def _split(argument: str) -> tuple[str, str]:
+    """Name and value of an override, without Hydra's prefixes and quotes."""
+    key, _, value = argument.partition("=")
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return key.lstrip("+"), value[1:-1] if quoted else value
+
+
+def _override(key: str, path: object) -> str:
+    """``key=path`` in Hydra's grammar, whatever the path holds."""
+    text = str(path)
+    if re.fullmatch(r"[\w./:~@%-]+", text):
+        return f"{key}={text}"
+    return f"{key}='" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:
@@ -40,20 +65,32 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
     named = value_of(arguments)
     if named is None:
         return list(arguments)
-    run_dir = Path(named).absolute()
-    config = run_dir / CONFIG_FILE
-    if not config.is_file():
-        raise ConfigError("resume", named, f"there is no run in {run_dir}", "give the folder of an earlier run")
-    if any(argument.startswith("run_dir=") for argument in arguments):
+    run_dir = Path(named).expanduser().resolve()
+    if any(key == "run_dir" for key, _ in map(_split, arguments)):
         raise ConfigError("run_dir", "", "resume names the run's folder already", "leave run_dir out")
-    earlier = OmegaConf.load(config)
-    new = [argument for argument in arguments if not argument.startswith("resume=")]
-    return [*earlier.overrides, f"cache_dir={earlier.cache_dir}", *new, f"run_dir={run_dir}", f"resume={run_dir}"]
+    earlier = _config_of(run_dir)
+    new = [argument for argument in arguments if _split(argument)[0] != "resume"]
+    folders = [_override("run_dir", run_dir), _override("resume", run_dir)]
+    return [*earlier.overrides, _override("cache_dir", earlier.cache_dir), *new, *folders]
+
+
+def _config_of(run_dir: Path) -> DictConfig:
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError("resume", run_dir, "there is no run in this folder", "give the folder of an earlier run")
+    try:
+        config = OmegaConf.load(path)
+        assert isinstance(config, DictConfig)
+        config.overrides, config.cache_dir, config.run_dir, config.steps  # noqa: B018
+    except Exception as error:  # YAML's and OmegaConf's many kinds, and undecodable bytes
+        problem = f"{CONFIG_FILE} is not that of a run of these recipes ({type(error).__name__})"
+        raise ConfigError("resume", run_dir, problem, "give the folder of an earlier run") from None
+    return config
 
 
 def own_overrides(arguments: Sequence[str]) -> list[str]:
     """The overrides that make a run what it is, for a later ``resume``."""
-    return [argument for argument in arguments if not argument.startswith(("resume=", "run_dir=", "cache_dir="))]
+    return [argument for argument in arguments if _split(argument)[0] not in ("resume", "run_dir", "cache_dir")]
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -63,17 +100,26 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}{name}.").items()}
 
 
-def check_same(cfg: DictConfig) -> None:
+def check_same(cfg: DictConfig, *, prepared: bool = True) -> None:
     """Refuse to go on with other settings than the run had.
 
+    Args:
+        cfg: the derived config.
+        prepared: whether it names the data and the model already, which are then compared as well.
+
     Raises:
-        ConfigError: the first setting that differs.
+        ConfigError: the first setting that differs, or steps that are done already.
     """
-    _check_steps(cfg)
-    before = _flat(OmegaConf.to_container(OmegaConf.load(Path(cfg.run_dir) / CONFIG_FILE)))
-    now = _flat(OmegaConf.to_container(cfg, resolve=True))
-    for key in sorted(before.keys() | now.keys()):
-        if any(key == free or key.startswith(free + ".") for free in _MAY_CHANGE):
+    run_dir = Path(cfg.run_dir)
+    earlier = _config_of(run_dir)
+    _check_steps(cfg, earlier)
+    # A folder may have been moved.
+    text = json.dumps(OmegaConf.to_container(earlier)).replace(str(earlier.run_dir), str(run_dir))
+    before, now = _flat(json.loads(text)), _flat(OmegaConf.to_container(cfg, resolve=True))
+    free = _MAY_CHANGE if prepared else (*_MAY_CHANGE, *_PREPARED)
+    # What the user can have typed comes before what follows from it.
+    for key in sorted(before.keys() | now.keys(), key=lambda key: (not key.startswith(_OURS), key.count("."), key)):
+        if any(key == one or key.startswith(one + ".") for one in free):
             continue
         if before.get(key) != now.get(key):
             raise ConfigError(
@@ -82,9 +128,13 @@ def check_same(cfg: DictConfig) -> None:
             )  # fmt: skip
 
 
-def _check_steps(cfg: DictConfig) -> None:
+def _check_steps(cfg: DictConfig, earlier: DictConfig) -> None:
     """More steps are the same run only where the learning rate does not depend on their number."""
-    before, optim = OmegaConf.load(Path(cfg.run_dir) / CONFIG_FILE).steps, cfg.actor_rollout_ref.actor.optim
+    before, optim, done = earlier.steps, cfg.actor_rollout_ref.actor.optim, last_step(Path(cfg.run_dir))
+    if cfg.steps < before:
+        raise ConfigError("steps", cfg.steps, f"the run has {before}", f"leave it out, or set more than {before}")
+    if cfg.steps <= done:
+        raise ConfigError("steps", cfg.steps, f"the run is finished, {done} steps are done", "set more, to go further")
     steady = optim.lr_scheduler_type == "constant" and (optim.lr_warmup_steps > 0 or not optim.lr_warmup_steps_ratio)
     if cfg.steps != before and not steady:
         raise ConfigError(

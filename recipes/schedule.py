@@ -30,10 +30,12 @@ def schedule_of(cfg: DictConfig) -> LagSchedule:
     strategy = cfg.lag.get("strategy")
     if strategy is not None and strategy not in STRATEGIES:
         raise ConfigError("lag.strategy", strategy, "there is no such strategy", f"choose {' or '.join(STRATEGIES)}")
+    if strategy is not None and cfg.lag.schedule != "bounded":
+        raise ConfigError("lag.strategy", strategy, "an exact schedule neither waits nor drops", "set lag=bounded8")
     return LagSchedule(cfg.lag.schedule, steps)
 
 
-def _follow(cfg: DictConfig, key: str, value: Any, source: str) -> None:
+def follow(cfg: DictConfig, key: str, value: Any, source: str) -> None:
     """Set ``key``, which the recipe leaves null, and refuse what the user set it to instead."""
     found = OmegaConf.select(cfg, key)
     if found is not None and found != value:
@@ -51,21 +53,26 @@ def derive(cfg: DictConfig) -> None:
     """
     schedule = schedule_of(cfg)
     every = schedule.sync_every
+    if schedule.steps and cfg.steps <= schedule.steps:
+        raise ConfigError(
+            "steps", cfg.steps, f"the run would end before anything is lag.steps={schedule.steps} old",
+            f"set steps={2 * schedule.steps} or more",
+        )  # fmt: skip
     if cfg.steps % every:
         below = cfg.steps // every * every
-        around = f"steps={below} or steps={below + every}" if below else f"steps={every}"
+        around = f"steps={below} or steps={below + every}"
         raise ConfigError(
             "steps", cfg.steps, f"lag={cfg.lag.steps} syncs the weights every {every} steps, and a run ends with one",
             f"set {around}",
         )  # fmt: skip
-    _follow(cfg, _ASYNC + "parameter_sync_step", every, "lag.steps")
-    _follow(cfg, _ASYNC + "num_warmup_batches", schedule.batches_ahead / every, "lag.steps")
+    follow(cfg, _ASYNC + "parameter_sync_step", every, "lag.steps")
+    follow(cfg, _ASYNC + "num_warmup_batches", schedule.batches_ahead / every, "lag.steps")
     bound = None if schedule.exact else schedule.steps + 1
-    _follow(cfg, _SAMPLER + "max_off_policy_threshold", bound, "lag.steps")
-    _follow(cfg, _SAMPLER + "max_off_policy_strategy", cfg.lag.get("strategy") or "wait", "lag.strategy")
-    _follow(cfg, _SAMPLER + "sampler_kwargs.exact", schedule.exact, "lag.schedule")
-    _follow(cfg, "trainer.total_training_steps", cfg.steps // every, "steps")
-    _follow(cfg, "trainer.save_freq", max(1, round(cfg.checkpoint.every / every)), "checkpoint.every")
+    follow(cfg, _SAMPLER + "max_off_policy_threshold", bound, "lag.steps")
+    follow(cfg, _SAMPLER + "max_off_policy_strategy", cfg.lag.get("strategy") or "wait", "lag.strategy")
+    follow(cfg, _SAMPLER + "sampler_kwargs.exact", schedule.exact, "lag.schedule")
+    follow(cfg, "trainer.total_training_steps", cfg.steps // every, "steps")
+    follow(cfg, "trainer.save_freq", max(1, round(cfg.checkpoint.every / every)), "checkpoint.every")
     _check(cfg)
 
 
@@ -79,6 +86,10 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "trainer.v1.sampler.custom_sampler.name": (("GuardedReplayBuffer",), "another sampler does not keep the schedule"),
     "actor_rollout_ref.actor.checkpoint.async_save": ((False, None), "a checkpoint must be whole when it is counted"),
     "trainer.del_local_ckpt_after_load": ((False, None), "a run could not be resumed a second time"),
+    "trainer.total_epochs": ((1_000_000,), "the number of steps ends a run"),
+    "trainer.resume_mode": (("disable", "resume_path"), "the launcher finds the last whole checkpoint: use resume=RUN"),
+    "actor_rollout_ref.hybrid_engine": ((False,), "rollout on the trainer's devices stops while it trains"),
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch": ((False,), "it lends the rollout the trainer's devices"),
     "trainer.val_only": ((False, None), "a run without an optimizer step has no lag"),
     "trainer.max_actor_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
     "trainer.max_critic_ckpt_to_keep": ((None,), "verl deletes the old checkpoint before the new one is whole"),
@@ -90,3 +101,15 @@ def _check(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value not in allowed:
             raise ConfigError(key, value, why, f"leave it at {allowed[0]}")
+    if cfg.trainer.v1.sat_async != cfg.trainer.v1.separate_async:
+        raise ConfigError(
+            "trainer.v1.sat_async", "", "it must be what trainer.v1.separate_async is", "set the latter's options"
+        )
+    contents = cfg.actor_rollout_ref.actor.checkpoint
+    for key in ("save_contents", "load_contents"):
+        missing = {"model", "optimizer", "extra"} - set(contents[key])
+        if missing:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.checkpoint.{key}", list(contents[key]), "a resumed run would not be the same "
+                f"without {', '.join(sorted(missing))}", "leave it out",
+            )  # fmt: skip

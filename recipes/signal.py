@@ -30,7 +30,7 @@ EMPTY_LENGTH = 1.0
 
 def warnings(rows: Rows) -> list[str]:
     """One line, ``no signal: ...``, for each thing that was missing; empty for a healthy run."""
-    found = [check(rows) for check in (equal_rewards, zero_gradient, ratio_of_one, truncated, empty)]
+    found = [check(rows) for check in (equal_rewards, zero_gradient, ratio_of_one, empty_gate, truncated, empty)]
     return [f"no signal: {line}" for line in found if line]
 
 
@@ -76,6 +76,16 @@ def ratio_of_one(rows: Rows) -> str | None:
     return (
         f"the policy ratio was 1 in all {len(drift)} optimizer steps on old data (mean age {age:.2g} steps): "
         "no clip could act; the weights did not move, or the denominator is not the rollout's"
+    )
+
+
+def empty_gate(rows: Rows) -> str | None:
+    """SAT's quantile over too few values: of 8 equally long sequences none is beyond their 90 % quantile."""
+    moving = [row for row in rows if _numbers([row], "actor/sat/q") and row["actor/sat/q"] > 0]
+    dead = _dead([rate == 0 for rate in _numbers(moving, "actor/sat/gate_rate")])
+    return dead and (
+        f"SAT's gate was empty in {dead}: its loss was the base loss; take the quantile over more sequences "
+        "(policy_loss.quantile_scope=batch)"
     )
 
 

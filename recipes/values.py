@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.errors import ConfigError
 
+_ACTOR = "actor_rollout_ref.actor."
 _AT_LEAST = {
     "steps": 1,
     "prompts_per_step": 1,
@@ -21,6 +22,7 @@ _AT_LEAST = {
     "data.max_response_length": 1,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
+    "trainer.v1.sampler.sampler_kwargs.failure_limit": 1,
     "seed": 0,
     "task.seed": 0,
     "model.seed": 0,
@@ -38,11 +40,33 @@ _SWITCHES = (
     "actor_rollout_ref.rollout.calculate_log_probs",
     "actor_rollout_ref.actor.use_dynamic_bsz",
 )
-_ACTOR = "actor_rollout_ref.actor."
+_POSITIVE = (
+    _ACTOR + "optim.lr",
+    _ACTOR + "grad_clip",
+    "sat_verl.wait_limit_s",
+    "trainer.v1.sampler.sampler_kwargs.poll_interval_s",
+    "trainer.v1.sampler.sampler_kwargs.stall_timeout_s",
+)
+_MAPPINGS = (
+    "algorithm",
+    "actor_rollout_ref.actor.policy_loss",
+    "backend",
+    "checkpoint",
+    "data",
+    "lag",
+    "model",
+    "sat_verl",
+    "task",
+    "trainer.v1.sampler.sampler_kwargs",
+)
 _OWN = {
     # verl's setting: ours, from which it is computed
     "actor_rollout_ref.rollout.n": "responses_per_prompt",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "prompts_per_step",
+    "sat_verl.seed": "seed",
+    "sat_verl.keep_checkpoints": "checkpoint.keep",
+    "sat_verl.lag.schedule": "lag.schedule",
+    "sat_verl.lag.steps": "lag.steps",
 }
 _OWN_CPU = {"trainer.n_gpus_per_node": "trainer_ranks", "actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
 
@@ -59,6 +83,18 @@ def _require(cfg: DictConfig, key: str, good: Callable[[Any], bool], problem: st
     value = OmegaConf.select(cfg, key, throw_on_missing=False)
     if not good(value):
         raise ConfigError(key, "null" if value is None else value, problem, fix)
+
+
+def groups(cfg: DictConfig) -> None:
+    """Whole groups of settings must be there, and paths must be text."""
+    for key in _MAPPINGS:
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, DictConfig):
+            raise ConfigError(key, value, "it is a group of settings", f"leave it, and set {key}.NAME=VALUE")
+    for key in ("run_dir", "cache_dir"):
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, str) and not (key == "run_dir" and value is None):
+            raise ConfigError(key, value, "it must be the path of a folder", f"write {key}=./{value}")
 
 
 def integers(cfg: DictConfig) -> None:
@@ -99,7 +135,19 @@ def radii(cfg: DictConfig) -> None:
         )
     good = "a dual clip must be a number above 1, or null"
     _require(cfg, "dual_clip", lambda v: v is None or (_number(v) and v > 1), good, "set dual_clip=3, or null for none")
-    _require(cfg, _ACTOR + "optim.lr", lambda v: _number(v) and v > 0, "it must be a positive number", "set 1e-6, say")
+    if cfg.actor_rollout_ref.actor.clip_ratio != 0.2:
+        value = cfg.actor_rollout_ref.actor.clip_ratio
+        raise ConfigError(
+            _ACTOR + "clip_ratio", value, "clip_ratio_low and clip_ratio_high win over it", "set those two instead"
+        )
+
+
+def positive(cfg: DictConfig) -> None:
+    for key in _POSITIVE:
+        _require(cfg, key, lambda v: _number(v) and v > 0, "it must be a positive number", f"set {key}=1, say")
+    good = ("stop", "skip")
+    problem = f"it must be {' or '.join(good)}"
+    _require(cfg, "sat_verl.on_nonfinite", lambda v: v in good, problem, "set sat_verl.on_nonfinite=stop")
 
 
 def one_source(cfg: DictConfig) -> None:
@@ -112,5 +160,5 @@ def one_source(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise :class:`ConfigError` for the first setting that is out of range."""
-    for one in (integers, switches, radii, one_source):
+    for one in (groups, integers, switches, radii, positive, one_source):
         one(cfg)

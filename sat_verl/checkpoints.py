@@ -29,12 +29,20 @@ def _step(folder: Path) -> int:
 
 def _all(root: Path) -> list[Path]:
     """Checkpoint folders, whole or not, oldest first."""
-    return sorted((folder for folder in root.glob("global_step_*") if folder.is_dir()), key=_step)
+    folders = (folder for folder in root.glob("global_step_*") if folder.is_dir() and not folder.is_symlink())
+    return sorted((folder for folder in folders if folder.name.removeprefix("global_step_").isdecimal()), key=_step)
 
 
 def complete(root: Path) -> list[Path]:
     """Whole checkpoints below ``root``, oldest first."""
-    return [folder for folder in _all(root) if (folder / MARKER_FILE).is_file()]
+    return [folder for folder in _all(root) if _is_whole(folder)]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return read_marker(folder)["global_step"] == _step(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def newest(root: Path) -> Path | None:
@@ -79,7 +87,7 @@ def prune(root: Path, keep: int) -> None:
 
 def remove_broken(root: Path) -> list[Path]:
     """Delete what an interrupted save left; returns the folders."""
-    broken = [folder for folder in _all(root) if not (folder / MARKER_FILE).is_file()]
+    broken = [folder for folder in _all(root) if not _is_whole(folder)]
     for folder in broken:
         remove(folder)
     return broken

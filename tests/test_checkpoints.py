@@ -42,6 +42,21 @@ def test_a_half_written_marker_is_none(tmp_path):
     assert checkpoints.newest(tmp_path) is None
 
 
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"global_step": 9}'])
+def test_a_marker_of_something_else_is_none(tmp_path, content):
+    (make(tmp_path, 1, whole=False) / "complete.json").write_text(content)
+    assert checkpoints.newest(tmp_path) is None
+
+
+def test_a_users_own_copies_are_left_alone(tmp_path):
+    make(tmp_path, 1)
+    for name in ("global_step_1.bak", "global_step_abc"):
+        (tmp_path / name).mkdir()
+    checkpoints.remove_broken(tmp_path)
+    checkpoints.prune(tmp_path, keep=1)
+    assert sorted(os.listdir(tmp_path)) == ["global_step_1", "global_step_1.bak", "global_step_abc"]
+
+
 def test_pruning_keeps_the_last_ones_and_what_is_being_written(tmp_path):
     for step in (1, 2, 3, 4):
         make(tmp_path, step)

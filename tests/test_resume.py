@@ -21,9 +21,9 @@ def config(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, config):
-    cfg = config.copy()
-    cfg.run_dir = str(tmp_path)
-    OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
+    text = OmegaConf.to_yaml(config, resolve=True).replace(config.run_dir, str(tmp_path))
+    (tmp_path / "config.yaml").write_text(text)
+    cfg = OmegaConf.create(text)
     for name in (METRICS_FILE, SAMPLES_FILE, VALIDATION_FILE):
         rows = [{"step": step, "global_step": (step + 1) // 2} for step in range(1, 9)]
         if name == VALIDATION_FILE:
@@ -94,6 +94,49 @@ def test_more_steps_are_another_run_where_the_learning_rate_depends_on_them(run,
     run.steps = 60
     with pytest.raises(ConfigError, match="depends on their number"):
         resume.check_same(run)
+
+
+def test_steps_may_only_grow(run):
+    run.steps = 20
+    with pytest.raises(ConfigError, match="set more than 40"):
+        resume.check_same(run)
+
+
+def test_a_finished_run_is_not_done_again(run, tmp_path):
+    folder = tmp_path / "checkpoints" / "global_step_20"
+    folder.mkdir()
+    checkpoints.mark(folder, {"global_step": 20, "optimizer_step": 40})
+    with pytest.raises(ConfigError, match="40 steps are done"):
+        resume.check_same(run)
+
+
+def test_a_run_may_be_moved(run, tmp_path, tmp_path_factory):
+    moved = tmp_path_factory.mktemp("moved") / "here"
+    tmp_path.rename(moved)
+    cfg = derive(compose(resume.with_earlier([f"resume={moved}"])))
+    resume.check_same(cfg)
+
+
+@pytest.mark.parametrize("name", ["lr=0.1", "x,y", "run (1)", "it's"])
+def test_a_folder_may_have_any_name(run, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.yaml").write_text((tmp_path / "config.yaml").read_text())
+    cfg = compose(resume.with_earlier([f"resume={folder}"]))
+    assert cfg.run_dir == cfg.resume == str(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"a: [", b"- 1\n", b"\xff\xfe", b"seed: 3\n"])
+def test_a_config_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match="not that of a run of these recipes"):
+        resume.with_earlier([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize("argument", ["resume=", "+resume=", "resume=''"])
+def test_an_empty_resume_is_not_a_new_run(argument):
+    with pytest.raises(ConfigError, match="names no folder"):
+        resume.with_earlier([argument])
 
 
 @pytest.mark.parametrize(

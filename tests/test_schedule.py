@@ -82,7 +82,26 @@ def test_a_run_ends_with_a_sync():
     error = refused("lag=8", "steps=42")
     assert error.setting == "steps"
     assert "steps=40 or steps=48" in error.fix
-    assert refused("lag=8", "steps=5").fix == "set steps=8"
+    assert refused("lag=8", "steps=5").fix == "set steps=16 or more"
+
+
+@pytest.mark.parametrize("lag", ["lag=8", "lag=constant8", "lag=bounded8"])
+def test_a_run_must_outlast_its_lag(lag):
+    error = refused(lag, "steps=8")
+    assert error.setting == "steps"
+    assert "before anything is lag.steps=8 old" in error.problem
+
+
+def test_an_exact_schedule_has_no_strategy():
+    assert refused("lag=8", "+lag.strategy=drop").setting == "lag.strategy"
+
+
+def test_verl_reads_the_options_under_the_trainers_name():
+    assert refused("lag=8", "++trainer.v1.sat_async.parameter_sync_step=4").setting == "trainer.v1.sat_async"
+
+
+def test_checkpoints_hold_what_a_resume_needs():
+    assert "optimizer" in refused("actor_rollout_ref.actor.checkpoint.save_contents=[model]").problem
 
 
 @pytest.mark.parametrize(
@@ -95,12 +114,17 @@ def test_a_run_ends_with_a_sync():
         (SAMPLER + "sampler_kwargs.exact", "false", "lag.schedule"),
         ("trainer.total_training_steps", 7, "steps"),
         ("trainer.save_freq", 7, "checkpoint.every"),
+        ("sat_verl.lag.steps", 4, "lag.steps"),
+        ("sat_verl.keep_checkpoints", -1, "checkpoint.keep"),
+        ("sat_verl.seed", 5, "seed"),
+        ("actor_rollout_ref.actor.clip_ratio_c", 3, "dual_clip"),
+        ("trainer.default_local_dir", "/tmp/elsewhere", "run_dir"),
     ],
 )
 def test_what_follows_from_the_lag_is_not_the_users_to_set(key, value, source):
     error = refused("lag=1", f"{key}={value}")
     assert error.setting == key
-    assert source in error.problem
+    assert source in error.problem + error.fix
 
 
 @pytest.mark.parametrize(
@@ -113,10 +137,33 @@ def test_what_follows_from_the_lag_is_not_the_users_to_set(key, value, source):
         "actor_rollout_ref.actor.checkpoint.async_save=true",
         "trainer.del_local_ckpt_after_load=true",
         "trainer.max_actor_ckpt_to_keep=1",
+        "trainer.total_epochs=1",
+        "trainer.resume_mode=auto",
+        "trainer.val_only=true",
+        "actor_rollout_ref.hybrid_engine=true",
     ],
 )
 def test_what_a_schedule_cannot_be_kept_with(override):
     assert refused(f"++{override}").setting == override.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sat_verl.on_nonfinite", "maybe"),
+        ("sat_verl.wait_limit_s", 0),
+        ("sat_verl.wait_limit_s", "long"),
+        ("trainer.v1.sampler.sampler_kwargs.failure_limit", 0),
+        ("actor_rollout_ref.actor.grad_clip", 0),
+        ("checkpoint", 5),
+        ("checkpoint.every", 0),
+        ("sat_verl", "null"),
+        ("run_dir", 5),
+        ("actor_rollout_ref.actor.clip_ratio", 0.3),
+    ],
+)
+def test_values_out_of_range_name_their_setting(key, value):
+    assert refused(f"{key}={value}").setting == key
 
 
 @pytest.mark.parametrize(("key", "value"), [("lag.schedule", "weekly"), ("lag.strategy", "hope"), ("lag.steps", "1.5")])

@@ -144,3 +144,9 @@ def test_warnings_are_in_the_summary_and_under_the_table(finished, dead):
     assert stored == ([line] if dead else [])
     assert (f"\x1b[1;31m{line}" in text) == dead
     assert not dead or text.index(line) > text.index("run folder")
+
+
+@pytest.mark.parametrize(("q", "gate_rate", "warned"), [(0.02, 0.0, True), (0.02, 0.1, False), (0.0, 0.0, False)])
+def test_an_empty_gate_on_data_that_has_drifted_is_the_base_loss(q, gate_rate, warned):
+    rows = [row | {"actor/sat/q": q, "actor/sat/gate_rate": gate_rate} for row in run()]
+    assert any("gate was empty in 10 of 10" in line for line in signal.warnings(rows)) == warned
