@@ -91,7 +91,7 @@ def test_canonical_gspo_has_the_radii_of_its_paper():
 
 
 def test_verl_overrides_and_derived_sizes():
-    values = resolved("prompts_per_step=4", "trainer.v1.separate_async.parameter_sync_step=3", "trainer_ranks=2")
+    values = resolved("prompts_per_step=4", "lag=3", "steps=39", "trainer_ranks=2")
     assert values["data.train_batch_size"] == 12
     assert values["trainer.v1.sat_async.parameter_sync_step"] == 3
     assert values["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 16

@@ -93,9 +93,12 @@ def test_bad_values_are_refused_by_name(tmp_path, override, setting):
 
 
 def test_bad_data_is_refused(tmp_path):
-    good, junk, other = tmp_path / "good.parquet", tmp_path / "junk.parquet", tmp_path / "other.parquet"
+    names = ("good", "short", "bare", "other", "junk")
+    good, short, bare, other, junk = (tmp_path / f"{name}.parquet" for name in names)
     row = {"prompt": [{"role": "user", "content": "1"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}
-    pd.DataFrame([row]).to_parquet(good)
+    pd.DataFrame([row | {"extra_info": {"index": index}} for index in range(16)]).to_parquet(good)
+    pd.DataFrame([row | {"extra_info": {"index": 0}}]).to_parquet(short)
+    pd.DataFrame([row]).to_parquet(bare)
     pd.DataFrame([{"x": 1}]).to_parquet(other)
     junk.write_text("hello")
     hub = "model=Qwen/Qwen3-0.6B"
@@ -104,6 +107,8 @@ def test_bad_data_is_refused(tmp_path):
         (tmp_path / "absent.parquet", good, r"task\.train_file=.*no such file"),
         (good, junk, r"task\.test_file=.*not a parquet file"),
         (other, good, r"task\.train_file=.*no column prompt, data_source, reward_model"),
+        (bare, good, r"task\.train_file=.*no extra_info\.index"),
+        (short, good, r"task\.train_file=.*takes 16 prompts, and there are 1"),
     ):
         with pytest.raises(ConfigError, match=match):
             check(tmp_path, f"task={train}", f"task.test_file={test}", hub)
