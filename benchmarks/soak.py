@@ -23,7 +23,7 @@ from rich.console import Console
 
 from recipes import provenance
 from recipes.compose import compose
-from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, WAIT_FILE, read_rows
+from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS: dict[str, tuple[str | None, signal.Signals]] = {
@@ -88,12 +88,8 @@ def wait_for_end(run: subprocess.Popen, family: list[psutil.Process]) -> float:
 
 
 def is_training(run_dir: Path, begun: float) -> bool:
-    """Whether the run that was started at ``begun`` (Unix time) has come to an optimizer step."""
-    try:
-        wait = json.loads((run_dir / WAIT_FILE).read_text())
-    except FileNotFoundError:
-        return False
-    return wait["since"] > begun and "step" in wait["for"]
+    """Whether the run that was started at ``begun`` (Unix time) has recorded an optimizer step."""
+    return any(row["time"] > begun for row in read_rows(run_dir / METRICS_FILE))
 
 
 def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Random, log: Path) -> dict[str, Any]:
