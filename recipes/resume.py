@@ -28,7 +28,8 @@ _MAY_CHANGE = (
 
 
 _OURS = ("choices.", "seed", "lag.", "task.", "model.", "prompts_per_step", "responses_per_prompt", "dual_clip")
-_PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model", "actor_rollout_ref.ref.model")
+_PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+"""Paths that are written into the config when data and model have been built; other settings repeat them."""
 
 
 def value_of(arguments: Sequence[str]) -> str | None:
@@ -116,10 +117,10 @@ def check_same(cfg: DictConfig, *, prepared: bool = True) -> None:
     # A folder may have been moved.
     text = json.dumps(OmegaConf.to_container(earlier)).replace(str(earlier.run_dir), str(run_dir))
     before, now = _flat(json.loads(text)), _flat(OmegaConf.to_container(cfg, resolve=True))
-    free = _MAY_CHANGE if prepared else (*_MAY_CHANGE, *_PREPARED)
+    later = [] if prepared else [before[key] for key in _PREPARED]
     # What the user can have typed comes before what follows from it.
     for key in sorted(before.keys() | now.keys(), key=lambda key: (not key.startswith(_OURS), key.count("."), key)):
-        if any(key == one or key.startswith(one + ".") for one in free):
+        if any(key == one or key.startswith(one + ".") for one in _MAY_CHANGE) or before.get(key) in later:
             continue
         if before.get(key) != now.get(key):
             raise ConfigError(

@@ -175,7 +175,7 @@ def test_settings_that_cannot_work_are_refused(wrong):
 def test_the_key_depends_on_resolved_settings(small):
     config = small()
     assert cell_key(config) == cell_key(small(overrides=("actor_rollout_ref.actor.policy_loss.alpha=0.9",)))
-    assert cell_key(config) != cell_key(small(overrides=(f"{SCOPE}=batch",)))
+    assert cell_key(config) != cell_key(small(overrides=(f"{SCOPE}=microbatch",)))
     assert cell_key(config) != cell_key(small(seed=1))
 
 

@@ -148,3 +148,18 @@ def test_other_settings_are_another_run(run, key, value):
     with pytest.raises(ConfigError) as caught:
         resume.check_same(run)
     assert "would not be one run" in caught.value.problem
+
+
+def test_data_and_model_are_compared_once_they_are_built(config, tmp_path):
+    """Other settings repeat the model's path; before it is known they still have verl's defaults."""
+    now = config.copy()
+    now.run_dir = now.sat_verl.run_dir = str(tmp_path)
+    now.trainer.default_local_dir = f"{tmp_path}/checkpoints"
+    built = now.copy()
+    built.actor_rollout_ref.model.path = "/models/one"
+    OmegaConf.save(built, tmp_path / "config.yaml", resolve=True)
+    resume.check_same(now, prepared=False)
+    resume.check_same(built)
+    built.actor_rollout_ref.model.path = "/models/other"
+    with pytest.raises(ConfigError, match="/models/other"):
+        resume.check_same(built)
