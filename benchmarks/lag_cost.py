@@ -23,7 +23,7 @@ from rich.table import Table
 from recipes import provenance
 from recipes.compose import compose, expand_short_forms
 from recipes.launch import run
-from recipes.resume import with_earlier
+from recipes.resume import begin_or_go_on, with_earlier
 from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
 
 SKIP = 8
@@ -34,8 +34,7 @@ def one(out: Path, lag: str, overrides: list[str]) -> Path:
     """The run folder of a schedule; trained now if it is not there."""
     run_dir = out / f"lag-{lag}"
     if not (run_dir / "summary.json").is_file():
-        begun = (run_dir / "config.yaml").is_file()
-        words = [f"resume={run_dir}"] if begun else [*overrides, f"lag={lag}", f"run_dir={run_dir}"]
+        words = begin_or_go_on(run_dir, [*overrides, f"lag={lag}"])
         run(compose(expand_short_forms(with_earlier(words))), command=["python", "-m", "recipes.train", *words])
     return run_dir
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from recipes import provenance
 from recipes.compose import compose
+from recipes.resume import begin_or_go_on
 from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,10 +95,9 @@ def is_training(run_dir: Path, begun: float) -> bool:
 
 def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Random, log: Path) -> dict[str, Any]:
     """Start or resume the run, kill the target after some time of training, and wait until all has ended."""
-    resumed = [f"resume={run_dir}"] if (run_dir / "config.yaml").is_file() else [f"run_dir={run_dir}", *arguments]
     before = len(read_rows(run_dir / METRICS_FILE))
     begin, begin_at = time.monotonic(), time.time()
-    run = start(resumed, log)
+    run = start(begin_or_go_on(run_dir, arguments), log)
     # A run spends most of its short life on its start: so do most of the kills; the others come while it trains.
     early = chance.random() < 0.6
     moment = chance.uniform(5, 60) if early else chance.uniform(0, 12)
@@ -125,8 +125,7 @@ def one_kill(run_dir: Path, arguments: list[str], target: str, chance: random.Ra
 
 def finish(run_dir: Path, arguments: list[str], log: Path) -> None:
     """Let the run go through to its end."""
-    resumed = [f"resume={run_dir}"] if (run_dir / "config.yaml").is_file() else [f"run_dir={run_dir}", *arguments]
-    run = start(resumed, log)
+    run = start(begin_or_go_on(run_dir, arguments), log)
     if run.wait() != 0:
         raise RuntimeError(f"a run that was not disturbed has failed: see {log}")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipes import schedule, values
-from recipes.errors import ConfigError
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -46,9 +45,7 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.cache_dir = str(Path(cfg.cache_dir).absolute())
         cfg.sat_verl.run_dir = str(run_dir)
         cfg.trainer.experiment_name = run_dir.name
-        if cfg.trainer.default_local_dir != f"{run_dir}/checkpoints":
-            value = cfg.trainer.default_local_dir
-            raise ConfigError("trainer.default_local_dir", value, "checkpoints are kept in run_dir", "set run_dir")
+        schedule.follow(cfg, "trainer.default_local_dir", f"{run_dir}/checkpoints", "run_dir")
         schedule.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)

@@ -75,6 +75,12 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
     return [*earlier.overrides, _override("cache_dir", earlier.cache_dir), *new, *folders]
 
 
+def begin_or_go_on(run_dir: Path, overrides: Sequence[str]) -> list[str]:
+    """Arguments of ``recipes.train`` for a folder: a run with these overrides, or the one that it holds, resumed."""
+    begun = (run_dir / CONFIG_FILE).is_file()
+    return [f"resume={run_dir}"] if begun else [*overrides, f"run_dir={run_dir}"]
+
+
 def _config_of(run_dir: Path) -> DictConfig:
     path = run_dir / CONFIG_FILE
     if not path.is_file():

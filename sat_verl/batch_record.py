@@ -63,7 +63,7 @@ class BatchRecord:
     @property
     def prompts(self) -> list[str]:
         """The prompts that the step consumes, each once, in the order of submission."""
-        return sorted({_prompt(key) for key in self.keys} | set(self.skipped))
+        return sorted({prompt_of(key) for key in self.keys} | set(self.skipped))
 
     @property
     def tokens_by_age(self) -> Counter[int]:
@@ -76,7 +76,7 @@ class BatchRecord:
             self,
             keys=[self.keys[row] for row in kept],
             row_ages=[self.row_ages[row] for row in kept],
-            skipped=sorted({_prompt(self.keys[row]) for row in gone}),
+            skipped=sorted({prompt_of(self.keys[row]) for row in gone}),
             **{name: getattr(self, name)[kept] for name in ("rewards", "tokens", "ages", "in_flight", "in_queue")},
         )
 
@@ -106,7 +106,7 @@ class BatchRecord:
         """Of this step's own samples (verl's are over the whole sync window); lengths in tokens, times in seconds."""
         groups = defaultdict(list)
         for key, reward in zip(self.keys, self.rewards, strict=True):
-            groups[_prompt(key)].append(reward)
+            groups[prompt_of(key)].append(reward)
         by_age = self.tokens_by_age
         return {
             "reward/mean": float(self.rewards.mean()),
@@ -134,7 +134,8 @@ def by_lag(sums: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def _prompt(key: str) -> str:
+def prompt_of(key: str) -> str:
+    """The prompt that a key of the queue, ``{prompt}_{response}_{part}``, belongs to."""
     return key.split("_", 1)[0]
 
 
@@ -170,7 +171,7 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
         keys=keys,
         data_rows=[
             int(row)
-            for _, row in sorted({_prompt(key): row for key, row in zip(keys, rows_of_data, strict=True)}.items())
+            for _, row in sorted({prompt_of(key): row for key, row in zip(keys, rows_of_data, strict=True)}.items())
         ],
         data=data,
         rewards=np.array([float(score.sum()) for score in data["rm_scores"].unbind()]),

@@ -10,7 +10,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from sat_verl import checkpoints
-from sat_verl.batch_record import TRAIN
+from sat_verl.batch_record import TRAIN, prompt_of
 
 if TYPE_CHECKING:
     from sat_verl.lag import LagSchedule
@@ -78,6 +78,6 @@ class WholeCheckpoints(PPOTrainer):
 
     def _forget_trained(self, outstanding: set[str]) -> None:
         """The queue is saved before verl clears the step that was just trained; those samples are done with."""
-        done = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_", 1)[0] not in outstanding]
+        done = [key for key in self.replay_buffer.partitions[TRAIN] if prompt_of(key) not in outstanding]
         if done:
             tq.kv_clear(keys=done, partition_id=TRAIN)

@@ -9,7 +9,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 
-from sat_verl.batch_record import VALUES, BatchRecord
+from sat_verl.batch_record import VALUES, BatchRecord, prompt_of
 from sat_verl.finite import NonFiniteError, find_nonfinite, nonfinite_metrics, prompt_groups_of, write_aside
 
 STOP, SKIP = "stop", "skip"
@@ -42,7 +42,7 @@ class StepGuard:
         text = tq.kv_batch_get(keys=record.keys, partition_id=partition_id, select_fields=["prompts", "responses"])
         columns = {"key": record.keys, **text, "response_mask": record.data["response_mask"], **fields}
         file = write_aside(self._run_dir, step, rows, columns)
-        uids = [key.split("_", 1)[0] for key in record.keys]
+        uids = [prompt_of(key) for key in record.keys]
         bad = prompt_groups_of(rows, uids)
         if not self._skip or bad.all():
             raise NonFiniteError(step, {finding.field: finding.count for finding in findings}, file)

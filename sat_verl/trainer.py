@@ -24,7 +24,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from sat_verl import batch_record
-from sat_verl.batch_record import TRAIN, BatchRecord
+from sat_verl.batch_record import TRAIN, BatchRecord, prompt_of
 from sat_verl.lag import LAG_SUMS, LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
 from sat_verl.saving import WholeCheckpoints
@@ -136,7 +136,7 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
     def _resubmit(self, uids: list[str]) -> None:
         """Generate failed prompt groups again, under the weights that the rollout still has."""
         batch = tq.kv_batch_get(keys=uids, partition_id=TRAIN)
-        stale = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_", 1)[0] in set(uids)]
+        stale = [key for key in self.replay_buffer.partitions[TRAIN] if prompt_of(key) in set(uids)]
         if stale:
             tq.kv_clear(keys=stale, partition_id=TRAIN)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)

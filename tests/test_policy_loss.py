@@ -5,6 +5,7 @@ import itertools
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import hypothesis.strategies as st
 import numpy as np
@@ -407,16 +408,23 @@ def test_nothing_before_the_transfer_needs_a_value(method, monkeypatch):
         run(BASE[method], random_batch(0, device="meta"), "token-mean", actor_config())
 
 
+@contextmanager
+def no_wait_for_a_gpu(monkeypatch):
+    """An error for whatever waits for the device, but the transfer of the metrics."""
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0.1] * tensor.numel())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("method", METHODS)
 def test_no_other_synchronisation_on_a_gpu(method, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0.1] * tensor.numel())
     batch = random_batch(0, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_wait_for_a_gpu(monkeypatch):
         run(f"sat_{method}", batch, "token-mean", actor_config(), weights=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("method", METHODS)

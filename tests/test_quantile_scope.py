@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 from hypothesis import given, settings
-from test_policy_loss import AGG_MODES, actor_config, random_batch, run, same_bits
+from test_policy_loss import AGG_MODES, actor_config, no_wait_for_a_gpu, random_batch, run, same_bits
 
 from sat_verl import batch_quantile as scope
 from sat_verl.config import SATPolicyLossConfig
@@ -224,16 +224,12 @@ def test_nothing_before_the_metrics_waits_for_the_device(method, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("method", METHODS)
 def test_no_synchronisation_on_a_gpu(method, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0.1] * tensor.numel())
     batch = random_batch(0, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_wait_for_a_gpu(monkeypatch):
         q = scope.batch_tail_reference([batch], method, 0.9)
         for context in (scope.one_micro_batch(), scope.batch_quantile(q)):
             with context:
                 run(method, batch, "token-mean", actor_config({"quantile_scope": "batch"}))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_config_takes_the_scope_by_name():
