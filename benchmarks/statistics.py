@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from scipy.stats import t as student_t
+
 from benchmarks.lab import Result
 
 FINAL_EVALUATIONS = 3
 """The final success is the mean of this many last evaluations."""
-
-# Two-sided 95 % quantiles of Student's t for 1 .. 30 degrees of freedom.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 class Interval(NamedTuple):
@@ -35,7 +31,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
     n = len(differences)
     if n < 2:
         return Interval(fmean(differences), math.inf)
-    t = _T[n - 2] if n - 2 < len(_T) else 1.96
+    t = float(student_t.ppf(0.975, n - 1))
     return Interval(fmean(differences), t * stdev(differences) / math.sqrt(n))
 
 
