@@ -1,0 +1,46 @@
+"""The recipes' tasks as benchmarks: the very test problems that a recipe with the same settings validates on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import recipes
+from eval.schema import Problem
+from recipes.tasks import TASKS, draw, get_task
+from recipes.tasks.parquet import DATA_VERSION
+
+NAMES = tuple(TASKS)
+_PRESETS = Path(recipes.__file__).parent / "config" / "task"
+
+
+def problems(
+    name: str, size: int | None = None, seed: int | None = None, difficulty: Mapping[str, Any] | None = None
+) -> tuple[list[Problem], str]:
+    """The test problems of a task.
+
+    Args:
+        name: one of :data:`NAMES`.
+        size: how many problems; what is not given is as in the recipe's preset, here and below.
+        seed: chooses the problems.
+        difficulty: settings of the task.
+
+    Returns:
+        The problems, with the task's own number for an id, and where they are from.
+
+    Raises:
+        ConfigError: a difficulty that the task does not have, or a size that its test split does not have.
+    """
+    preset = OmegaConf.to_container(OmegaConf.load(_PRESETS / f"{name}.yaml"))["task"]  # type: ignore[call-overload,index]
+    task = get_task(name, {**preset["difficulty"], **(difficulty or {})})
+    size = preset["test_size"] if size is None else size
+    seed = preset["seed"] if seed is None else seed
+    found = [
+        Problem(id=str(one.number), statement=one.prompt, gold=one.ground_truth, data_source=task.data_source)
+        for one in draw(task, "test", size, seed)
+    ]
+    settings = ", ".join(f"{key} {value}" for key, value in task.difficulty.items())
+    return found, f"recipes.tasks {name} ({settings}), test split, seed {seed}, version {DATA_VERSION}"
