@@ -4,30 +4,27 @@ verl loads it by ``reward.custom_reward_function.path=pkg://sat_verl.reward`` an
 ``reward.custom_reward_function.name=compute_score``, and calls it in threads of its reward loop workers. Options go
 into ``reward.custom_reward_function.reward_kwargs``.
 
-**What the reward cannot see.** verl decodes the response with ``skip_special_tokens=True``, so the end-of-sequence
-token is invisible, and passes neither lengths nor the reason why generation stopped (its vLLM server reports "stop"
-and "length" alike as "completed", and the agent loop drops even that). A response that ran to the length limit is
-therefore graded like a finished one: a complete box or a complete last line counts. For the chain task this means
-that the last digit before the limit counts as the answer. An agent loop that knows better may put ``finish_reason``
-into its extra fields; they arrive in ``extra_info`` and are used.
+**How a response ended.** verl decodes the response with ``skip_special_tokens=True`` and tells the reward function
+neither lengths nor why generation stopped (its vLLM server reports "stop" and "length" alike as "completed"). The
+recipes' agent loop worker (:mod:`sat_verl.rollout`) therefore adds ``finish_reason`` to ``extra_info``, so that a
+response that was cut at the length limit counts here for what it counts for in the evaluation (see
+:mod:`sat_verl.grading.sources`). Where nothing says how a response ended, it is graded as a finished one: a complete
+box or a complete last line counts, and for the chain task the last digit.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from sat_verl.grading import DEFAULT_DEADLINE_S, Grade, grade, normalize
+from sat_verl.grading import DEFAULT_DEADLINE_S, Grade, canonical, grade_sample
 
 logger = logging.getLogger(__name__)
 
-CHAIN, SORT, ARITHMETIC = "sat_verl/chain", "sat_verl/sort", "sat_verl/arithmetic"
 MAX_PRED_CHARS = 200
 
-_LAST_DIGIT = re.compile(r"([0-9])\s*\Z")
 _VERL_KWARGS = frozenset({"reward_router_address", "reward_model_tokenizer"})
 
 _errors = 0
@@ -51,7 +48,7 @@ def compute_score(
 
     Args:
         data_source: ``sat_verl/chain`` (the last digit counts), ``sat_verl/sort`` (the whole response counts), or
-            anything else, ``sat_verl/arithmetic`` included, for :func:`sat_verl.grading.grade`.
+            anything else, ``sat_verl/arithmetic`` included, for mathematics.
         solution_str: the decoded response.
         ground_truth: the gold answer: string, number, or list of alternatives.
         extra_info: of the sample; a ``finish_reason`` in it is used, the rest ignored.
@@ -77,20 +74,16 @@ def compute_score(
     unknown = set(kwargs) - _VERL_KWARGS
     if unknown:
         raise TypeError(f"compute_score got unknown options {sorted(unknown)}")
-    if data_source in (CHAIN, SORT):
-        result = _grade_digits(data_source, solution_str, ground_truth)
-    elif data_source.startswith("sat_verl/") and data_source != ARITHMETIC:
-        raise ValueError(f"unknown data source {data_source!r}; known are {CHAIN}, {SORT} and {ARITHMETIC}")
-    else:
-        reason = extra_info.get("finish_reason") if isinstance(extra_info, Mapping) else None
-        result = grade(
-            solution_str,
-            ground_truth,
-            policy=policy,
-            finish_reason=reason if isinstance(reason, str) else None,
-            deadline_s=deadline_s,
-            think_open=think_open,
-        )
+    reason = extra_info.get("finish_reason") if isinstance(extra_info, Mapping) else None
+    result = grade_sample(
+        data_source,
+        solution_str,
+        ground_truth,
+        policies=(policy,),
+        finish_reason=reason if isinstance(reason, str) else None,
+        deadline_s=deadline_s,
+        think_open=think_open,
+    )[policy]
     if result.status == "grader_error":
         _report(data_source, ground_truth, result)
     correct = result.status == "correct"
@@ -99,31 +92,9 @@ def compute_score(
         "acc": float(correct),
         "no_answer": float(result.status in ("no_answer", "truncated")),
         "grader_error": float(result.status == "grader_error"),
-        "pred": _pred(result),
+        "pred": canonical(result.answer, result.method)[:MAX_PRED_CHARS],
         "verdict": " ".join(part for part in (result.status, result.method, result.detail) if part),
     }
-
-
-def _grade_digits(data_source: str, solution: str, ground_truth: Any) -> Grade:
-    """The synthetic tasks whose whole vocabulary is digits: nothing marks the answer but its place."""
-    gold = str(ground_truth).strip()
-    if not gold.isdecimal() or (data_source == CHAIN and len(gold) != 1):
-        return Grade("grader_error", detail="unusable_gold")
-    if data_source == CHAIN:
-        last = _LAST_DIGIT.search(solution[-100:])
-        answer = last.group(1) if last else ""
-    else:
-        answer = solution.strip()
-    if not answer:
-        return Grade("no_answer", detail="no_statement")
-    return Grade("correct" if answer == gold else "wrong", answer, "digits", "whole")
-
-
-def _pred(result: Grade) -> str:
-    """The answer in the form that makes equal answers equal votes."""
-    answer = result.answer or ""
-    canonical = normalize.integer(answer) if result.method != "digits" else None
-    return (canonical or answer)[:MAX_PRED_CHARS]
 
 
 def _report(data_source: str, ground_truth: Any, result: Grade) -> None:

@@ -71,7 +71,7 @@ def test_cases_cover_every_policy_and_both_verdicts():
         ("<think>\\boxed{204}", None, "no_answer", "think_unclosed"),
         ("\\boxed{204", None, "no_answer", "box_unfinished"),
         ("Answer: 204, I guess, but who knows.", None, "no_answer", "statement_unclear"),
-        (None, None, "grader_error", "no_response"),
+        (None, None, "request_error", "no_response"),
         ("\\boxed{203}", "length", "wrong", ""),
     ],
 )

@@ -6,19 +6,27 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sat_verl.grading import boxes, latex, normalize, verify
 from sat_verl.grading import text as layout
-from sat_verl.grading.extract import extract
+from sat_verl.grading.extract import POLICIES, extract
 
-Status = Literal["correct", "wrong", "no_answer", "truncated", "grader_error"]
+Status = Literal["correct", "wrong", "no_answer", "truncated", "request_error", "grader_error"]
+DOMAINS = ("math", "aime")
 
 _IN_BASE = re.compile(r"[({]?([0-9A-F]+)[)}]?_(?:\{(?:\\text\{)?(\d+)\}*|(\d+))")
 _ASSIGNMENT = re.compile(r"\s*\$?\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=")
 _CUT = frozenset({"length", "max_tokens", "max_length", "truncated"})
+_AIME = re.compile(r"[0-9]{1,3}")
+# What an answer may bring math-verify to do. None of it happens to an integer that is written as one.
+_UNDECIDED_BY_ANSWER = frozenset({"deadline", "too_large", "too_long"})
+_AIME_DEADLINE_S = 2.0
+# Left of a limit by the clock for ending a stuck worker and for whatever else the machine does.
+_MARGIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,9 @@ class Grade:
 
     Attributes:
         status: "correct", "wrong", "no_answer" (finished without committing to one), "truncated" (the same, but cut
-            at the length limit) or "grader_error" (nobody knows: unusable gold, a comparison that could not be
-            carried through). A grader error says nothing about the response and must be reported, not averaged in.
+            at the length limit), "request_error" (there is no response) or "grader_error" (nobody knows: unusable
+            gold, a comparison that could not be carried through). The last two say nothing about the model and must be
+            reported, not averaged in.
         answer: the extracted answer as written, or None.
         method: what decided: "integer", "decimal", "words", "text", "math_verify", or "none" without a comparison; the
             reward function adds "digits" for its synthetic tasks.
@@ -44,52 +53,113 @@ class Grade:
     detail: str = ""
 
 
-def grade(
-    response: str | None,
-    gold: Any,
-    *,
-    policy: str = "strict",
-    finish_reason: str | None = None,
-    deadline_s: float = verify.DEFAULT_DEADLINE_S,
-    think_open: bool = False,
-) -> Grade:
-    """Grade ``response`` against ``gold``.
-
-    Plain integers, decimals, words and identical formulas are compared here; anything else goes to math-verify in
-    a worker process (see :mod:`sat_verl.grading.verify`).
+def is_cut(finish_reason: str | None) -> bool:
+    """Whether a finish reason says that the response was cut at the length limit.
 
     Args:
-        response: the text that the model produced; None (a failed request) is a grader error.
-        gold: a string (bare, in ``$...$``, or with a ``\\boxed{}``), an int, a float, or a list, tuple or array of
-            alternatives of which any may match. A JSON list of strings counts as such a list.
+        finish_reason: of the request; None if unknown, which counts as finished.
+
+    Returns:
+        True for "length" and its other names.
+    """
+    return finish_reason in _CUT
+
+
+def grade(response: str | None, gold: Any, *, policy: str = "strict", **options: Any) -> Grade:
+    """Grade ``response`` against ``gold`` under one policy.
+
+    Args:
+        response: the text that the model produced.
+        gold: the acceptable answers.
         policy: "strict" or "lenient" (see :mod:`sat_verl.grading.extract`).
-        finish_reason: of the request, if known; "length" marks a cut response.
-        deadline_s: seconds of CPU time that math-verify may take for one comparison.
-        think_open: the prompt already opened ``<think>``.
+        **options: of :func:`grade_policies`.
 
     Returns:
         The grade.
 
     Raises:
-        ValueError: for an unknown policy.
+        ValueError: for an unknown policy or domain.
         MathVerifyMissingError: if a comparison needs math-verify and it is not installed.
     """
-    truncated = finish_reason in _CUT
+    return grade_policies(response, gold, policies=(policy,), **options)[policy]
+
+
+def grade_policies(
+    response: str | None,
+    gold: Any,
+    *,
+    policies: Sequence[str] = POLICIES,
+    finish_reason: str | None = None,
+    deadline_s: float = verify.DEFAULT_DEADLINE_S,
+    limit_s: float | None = None,
+    think_open: bool = False,
+    domain: str | None = None,
+) -> dict[str, Grade]:
+    """Grade ``response`` against ``gold`` under several policies; an answer that they share is compared once.
+
+    Plain integers, decimals, words and identical formulas are compared here; anything else goes to math-verify in
+    a worker process (see :mod:`sat_verl.grading.verify`).
+
+    Args:
+        response: the text that the model produced; None: the request failed.
+        gold: a string (bare, in ``$...$``, or with a ``\\boxed{}``), an int, a float, or a list, tuple or array of
+            alternatives of which any may match. A JSON list of strings counts as such a list.
+        policies: "strict", "lenient" or both (see :mod:`sat_verl.grading.extract`).
+        finish_reason: of the request, if known; "length" marks a cut response.
+        deadline_s: seconds of CPU time that math-verify may take for one comparison.
+        limit_s: seconds by the clock for everything, the start of the worker included; a comparison that is not done
+            by then is a grader error. None: no limit beyond that of the comparisons.
+        think_open: the prompt already opened ``<think>``.
+        domain: "aime" for integers from 0 to 999: any other gold is unusable, and an answer that math-verify cannot
+            settle (too large, too long, out of CPU time) is wrong, since the right one can be written as an integer.
+            The comparison itself is that of "math", which None stands for.
+
+    Returns:
+        The grade of each policy.
+
+    Raises:
+        ValueError: for an unknown policy or domain.
+        MathVerifyMissingError: if a comparison needs math-verify and it is not installed.
+    """
+    end = None if limit_s is None else time.monotonic() + limit_s * (1 - _MARGIN)
+    if domain not in (None, *DOMAINS):
+        raise ValueError(f"domain must be one of {DOMAINS}, not {domain!r}")
     golds = gold_forms(gold)
-    if response is None:
-        return Grade("grader_error", detail="no_response")
-    found = extract(response, policy=policy, truncated=truncated, think_open=think_open)
-    if not golds:
-        return Grade("grader_error", found.answer, source=found.source, detail="unusable_gold")
-    if found.answer is None:
-        return Grade("truncated" if truncated else "no_answer", detail=found.reason)
-    result = Grade("wrong")
-    for form in golds:
-        status, method, detail = compare(form, found.answer, deadline_s)
-        if status == "correct" or result.status == "wrong":
-            result = Grade(status, found.answer, method, found.source, detail)
-        if status == "correct":
-            break
+    if domain == "aime":
+        deadline_s = min(deadline_s, _AIME_DEADLINE_S)
+        golds = golds if all(_AIME.fullmatch(normalize.integer(form) or "") for form in golds) else []
+    grades: dict[str, Grade] = {}
+    known: dict[str, tuple[Status, str, str]] = {}
+    for policy in policies:
+        if response is None:
+            grades[policy] = Grade("request_error", detail="no_response")
+            continue
+        found = extract(response, policy=policy, truncated=is_cut(finish_reason), think_open=think_open)
+        if not golds:
+            grades[policy] = Grade("grader_error", found.answer, source=found.source, detail="unusable_gold")
+        elif found.answer is None:
+            grades[policy] = Grade("truncated" if is_cut(finish_reason) else "no_answer", detail=found.reason)
+        else:
+            if found.answer not in known:
+                known[found.answer] = _compare_any(golds, found.answer, deadline_s, end, domain)
+            status, method, detail = known[found.answer]
+            grades[policy] = Grade(status, found.answer, method, found.source, detail)
+    return grades
+
+
+def _compare_any(
+    golds: Sequence[str], answer: str, deadline_s: float, end: float | None, domain: str | None
+) -> tuple[Status, str, str]:
+    """Any gold may match; an error is only forgotten for a match."""
+    result: tuple[Status, str, str] = ("wrong", "none", "")
+    for gold in golds:
+        found = compare(gold, answer, deadline_s, end)
+        if domain == "aime" and found[2] in _UNDECIDED_BY_ANSWER:
+            found = ("wrong", *found[1:])
+        if found[0] == "correct":
+            return found
+        if result[0] == "wrong":
+            result = found
     return result
 
 
@@ -136,13 +206,14 @@ def _gold_text(gold: str) -> list[str]:
     return [] if text.lower() in ("", "nan", "inf", "-inf", "infinity", "none", "null") else [text]
 
 
-def compare(gold: str, answer: str, deadline_s: float) -> tuple[Status, str, str]:
+def compare(gold: str, answer: str, deadline_s: float, end: float | None = None) -> tuple[Status, str, str]:
     """Compare an extracted answer with one gold answer.
 
     Args:
         gold: bare gold answer.
         answer: bare extracted answer.
-        deadline_s: seconds that math-verify may take.
+        deadline_s: seconds of CPU time that math-verify may take.
+        end: value of ``time.monotonic()`` at which it must be done.
 
     Returns:
         status, method and detail, as in :class:`Grade`.
@@ -156,12 +227,12 @@ def compare(gold: str, answer: str, deadline_s: float) -> tuple[Status, str, str
     quick = _compare_plain(gold, answer)
     if quick is not None and (quick[0] == "correct" or not percent):
         return quick
-    status, method, detail = quick if quick is not None else _compare_formulas(gold, answer, deadline_s)
+    status, method, detail = quick if quick is not None else _compare_formulas(gold, answer, deadline_s, end)
     if status == "correct" or not percent:
         return status, method, detail
     # A percent sign on one side only: "25%" may also mean 0.25. The bare reading has just failed.
     scaled_gold, scaled_answer = _over_100(gold, gold_percent), _over_100(answer, answer_percent)
-    second = _compare_formulas(scaled_gold, scaled_answer, deadline_s)
+    second = _compare_formulas(scaled_gold, scaled_answer, deadline_s, end)
     return second if status == "wrong" else (status, method, detail)
 
 
@@ -216,10 +287,10 @@ def _compare_words(gold: str, answer: str) -> tuple[Status, str, str] | None:
     return None
 
 
-def _compare_formulas(gold: str, answer: str, deadline_s: float) -> tuple[Status, str, str]:
+def _compare_formulas(gold: str, answer: str, deadline_s: float, end: float | None) -> tuple[Status, str, str]:
     keep_commas = latex.is_list(gold) or latex.is_list(answer)
     verdict = verify.compare(
-        latex.fragment(gold, keep_commas=keep_commas), latex.fragment(answer, keep_commas=keep_commas), deadline_s
+        latex.fragment(gold, keep_commas=keep_commas), latex.fragment(answer, keep_commas=keep_commas), deadline_s, end
     )
     status: Status = {"equal": "correct", "different": "wrong"}.get(verdict.kind, "grader_error")  # type: ignore[assignment]
     return status, "math_verify", verdict.detail

@@ -52,7 +52,11 @@ class _WorkerDiedError(Exception):
 
 
 class _DeadlineError(Exception):
-    pass
+    """The worker has used up its CPU time."""
+
+
+class _ClockError(Exception):
+    """There is no answer in time, whoever is to blame."""
 
 
 class Verifier:
@@ -60,44 +64,71 @@ class Verifier:
 
     Requests are served one after another. The deadline of a request counts the CPU time that the worker spends on it,
     so neither waiting for a turn, nor the start of the worker, nor a busy machine uses it up. By the clock the worker
-    gets at most ``WALL_CLOCK_FACTOR`` times as long.
+    gets at most ``WALL_CLOCK_FACTOR`` times as long. Who needs a hard limit by the clock names its ``end``, which
+    covers waiting and starting too.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._started = 0.0
         self._pending = b""
         self._request_id = 0
 
-    def compare(self, gold: str, answer: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdict:
+    def compare(
+        self, gold: str, answer: str, deadline_s: float = DEFAULT_DEADLINE_S, end: float | None = None
+    ) -> Verdict:
         """Compare two formulas.
 
         Args:
             gold: LaTeX of the gold answer, without a box around it.
             answer: LaTeX of the extracted answer, without a box around it.
             deadline_s: seconds of CPU time the worker may take.
+            end: value of ``time.monotonic()`` at which the verdict must be there, whatever it is then.
 
         Returns:
-            The verdict; "error" whenever the comparison was not carried through.
+            The verdict; "error" whenever the comparison was not carried through, with the detail "deadline" if the CPU
+            time was used up and "clock" if only time has passed.
 
         Raises:
             MathVerifyMissingError: if math-verify is not installed.
         """
         if max(len(gold), len(answer)) > MAX_CHARS:
             return Verdict("error", "too_long")
+        return _verdict(self._request({"gold": gold, "answer": answer}, deadline_s, end))
+
+    def whole(
+        self, gold: str, response: str, deadline_s: float = DEFAULT_DEADLINE_S, end: float | None = None
+    ) -> dict[str, Any]:
+        """What math-verify by itself makes of a whole response: its own extraction, settings and comparison.
+
+        Args:
+            gold: LaTeX of the gold answer, delimited.
+            response: the response.
+            deadline_s: seconds of CPU time the worker may take.
+            end: as in :meth:`compare`.
+
+        Returns:
+            ``verdict`` ("equal", "different", "answer_unparsed", "gold_unparsed" or "error"), ``detail``, and
+            ``answer``, the text of what it extracted, if anything.
+
+        Raises:
+            MathVerifyMissingError: if math-verify is not installed.
+        """
+        return self._request({"gold": gold, "response": response}, deadline_s, end)
+
+    def start(self) -> None:
+        """Have the worker ready, so that no comparison waits for its start.
+
+        Raises:
+            MathVerifyMissingError: if math-verify is not installed.
+        """
         with self._lock:
-            for attempt in (1, 2):
-                try:
-                    return _verdict(self._ask(gold, answer, deadline_s))
-                except _DeadlineError:
-                    self._kill()
-                    return Verdict("error", "deadline")
-                except (_WorkerDiedError, OSError, ValueError):
-                    # Perhaps killed from outside while idle; if the question itself is deadly, twice is enough.
-                    self._kill()
-                    if attempt == 2:
-                        return Verdict("error", "worker_died")
-        raise AssertionError("unreachable")
+            try:
+                self._make_ready(None)
+            except (_WorkerDiedError, OSError, ValueError):
+                self._kill()
 
     def close(self) -> None:
         """End the worker; a later call starts a new one."""
@@ -109,20 +140,65 @@ class Verifier:
         """Process id of the worker, or None while there is none."""
         return self._process.pid if self._process else None
 
-    def _ask(self, gold: str, answer: str, deadline_s: float) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
+    def _request(self, question: dict[str, str], deadline_s: float, end: float | None) -> dict[str, Any]:
+        wait = -1.0 if end is None else max(0.0, end - time.monotonic())
+        if not self._lock.acquire(timeout=wait):
+            return _error("clock")
+        try:
+            for _ in range(2):
+                try:
+                    self._make_ready(end)
+                except _ClockError:
+                    return _error("clock")  # it goes on starting, for the next question
+                except (_WorkerDiedError, OSError, ValueError):
+                    self._kill()
+                    continue
+                try:
+                    return self._ask(question, deadline_s, end)
+                except (_DeadlineError, _ClockError) as error:
+                    self._kill()
+                    return _error("deadline" if isinstance(error, _DeadlineError) else "clock")
+                except (_WorkerDiedError, OSError, ValueError):
+                    # Perhaps killed from outside while idle; if the question itself is deadly, twice is enough.
+                    self._kill()
+            return _error("worker_died")
+        finally:
+            self._lock.release()
+
+    def _ask(self, question: dict[str, str], deadline_s: float, end: float | None) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         self._request_id += 1
-        request = {"id": self._request_id, "gold": gold, "answer": answer, "deadline_s": deadline_s}
+        limit_s = WALL_CLOCK_FACTOR * deadline_s + GRACE_S
+        if end is not None:
+            limit_s = min(limit_s, end - time.monotonic())
+        if limit_s <= 0:
+            return _error("clock")
+        request = {"id": self._request_id, **question, "deadline_s": min(deadline_s, limit_s)}
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
-        reply = self._read(WALL_CLOCK_FACTOR * deadline_s + GRACE_S)
+        reply = self._read(limit_s)
         if reply.get("id") != self._request_id:
             raise _WorkerDiedError("answered another question")
         return reply
+
+    def _make_ready(self, end: float | None) -> None:
+        if self._process is None:
+            self._start()
+        if self._ready:
+            return
+        limit_s = self._started + START_LIMIT_S - time.monotonic()
+        try:
+            hello = self._read(limit_s if end is None else min(limit_s, end - time.monotonic()))
+        except _ClockError:
+            if time.monotonic() - self._started < START_LIMIT_S:
+                raise
+            raise _WorkerDiedError("did not start") from None
+        if not hello.get("ready"):
+            self._kill()
+            raise MathVerifyMissingError(_missing(str(hello.get("error"))))
+        self._ready = True
 
     def _start(self) -> None:
         if importlib.util.find_spec("math_verify") is None:
@@ -132,6 +208,7 @@ class Verifier:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *(entry for entry in sys.path if entry)])
         self._pending = b""
+        self._ready, self._started = False, time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sat_verl.grading._worker"],
             stdin=subprocess.PIPE,
@@ -140,13 +217,6 @@ class Verifier:
             env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             start_new_session=True,
         )
-        try:
-            hello = self._read(START_LIMIT_S)
-        except _DeadlineError as error:
-            raise _WorkerDiedError("did not start") from error
-        if not hello.get("ready"):
-            self._kill()
-            raise MathVerifyMissingError(_missing(str(hello.get("error"))))
 
     def _read(self, limit_s: float) -> dict[str, Any]:
         assert self._process is not None
@@ -158,11 +228,11 @@ class Verifier:
         while b"\n" not in self._pending:
             left = end - time.monotonic()
             if left <= 0 or not poller.poll(left * 1000):
-                raise _DeadlineError
+                raise _ClockError
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
-                timed_out = self._process.wait() in (-signal.SIGPROF, -signal.SIGALRM)
-                raise _DeadlineError if timed_out else _WorkerDiedError
+                ended_by = -self._process.wait()
+                raise {signal.SIGPROF: _DeadlineError, signal.SIGALRM: _ClockError}.get(ended_by, _WorkerDiedError)
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         return json.loads(line)
@@ -200,6 +270,10 @@ def _missing(reason: str) -> str:
     )
 
 
+def _error(detail: str) -> dict[str, Any]:
+    return {"verdict": "error", "detail": detail}
+
+
 def _verdict(reply: dict[str, Any]) -> Verdict:
     kind, detail = str(reply["verdict"]), str(reply["detail"])
     if kind in ("equal", "different"):
@@ -214,13 +288,14 @@ atexit.register(_shared.close)
 os.register_at_fork(after_in_child=_shared._forget)
 
 
-def compare(gold: str, answer: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Verdict:
+def compare(gold: str, answer: str, deadline_s: float = DEFAULT_DEADLINE_S, end: float | None = None) -> Verdict:
     """Compare two formulas with the worker of this process.
 
     Args:
         gold: LaTeX of the gold answer.
         answer: LaTeX of the extracted answer.
         deadline_s: seconds of CPU time the comparison may take.
+        end: value of ``time.monotonic()`` at which the verdict must be there.
 
     Returns:
         The verdict (see :meth:`Verifier.compare`).
@@ -228,4 +303,14 @@ def compare(gold: str, answer: str, deadline_s: float = DEFAULT_DEADLINE_S) -> V
     Raises:
         MathVerifyMissingError: if math-verify is not installed.
     """
-    return _shared.compare(gold, answer, deadline_s)
+    return _shared.compare(gold, answer, deadline_s, end)
+
+
+def whole(gold: str, response: str, deadline_s: float = DEFAULT_DEADLINE_S, end: float | None = None) -> dict[str, Any]:
+    """:meth:`Verifier.whole` with the worker of this process."""
+    return _shared.whole(gold, response, deadline_s, end)
+
+
+def start() -> None:
+    """Have the worker of this process ready (see :meth:`Verifier.start`)."""
+    _shared.start()
