@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
-POLICIES = ("strict", "lenient")
 Policy = Literal["strict", "lenient"]
+POLICIES: tuple[Policy, ...] = ("strict", "lenient")
 Status = Literal["correct", "wrong", "no_answer", "truncated", "request_error", "grader_error"]
 STATUSES: tuple[Status, ...] = ("correct", "wrong", "no_answer", "truncated", "request_error", "grader_error")
 EXCLUDED: tuple[Status, ...] = ("request_error", "grader_error")

@@ -102,7 +102,7 @@ def sampling_interval(correct: ArrayLike, counting: ArrayLike) -> Interval | Non
     return Interval(
         low=max(0.0, mean - float(np.hypot(_Z * error, reach[1.0]))),
         high=min(1.0, mean + float(np.hypot(_Z * error, reach[0.0]))),
-        method="within_problem" if error > 0 else "clopper_pearson",
+        method="within-problem variance" if error > 0 else "Clopper-Pearson",
         standard_error=error if error > 0 else None,
     )
 
@@ -123,9 +123,9 @@ def population_interval(correct: ArrayLike, counting: ArrayLike) -> Interval | N
     too narrow (in simulations with 30 problems it held the truth in 86 % of the cases, then; with these in 92 %):
 
     * Fewer than :data:`FEW` problems were ever solved (or ever failed): it is widened, where that reaches further, to
-      Clopper-Pearson at the effective sample size (Korn and Graubard 1998; method ``t_clustered+beta``).
+      Clopper-Pearson at the effective sample size (Korn and Graubard 1998; method ``t, widened to Clopper-Pearson``).
     * All problem means are equal, as 0 of n everywhere: the bound of :func:`never_seen` on another problem
-      being unlike these (method ``clopper_pearson``); at 0 and at 1 it is the interval of Clopper and Pearson.
+      being unlike these (method ``Clopper-Pearson``); at 0 and at 1 it is the interval of Clopper and Pearson.
 
     Returns:
         None for fewer than two problems.
@@ -138,12 +138,12 @@ def population_interval(correct: ArrayLike, counting: ArrayLike) -> Interval | N
     mean, error = float(p.mean()), float(p.std(ddof=1)) / problems**0.5
     if np.ptp(p) == 0:
         unlike = never_seen(problems)
-        return Interval(low=mean * (1 - unlike), high=mean + (1 - mean) * unlike, method="clopper_pearson")
+        return Interval(low=mean * (1 - unlike), high=mean + (1 - mean) * unlike, method="Clopper-Pearson")
     half = float(stats.t.ppf(1 - _TAIL, problems - 1)) * error
-    low, high, method = mean - half, mean + half, "t_clustered"
+    low, high, method = mean - half, mean + half, "t, clustered by problem"
     if min((p > 0).sum(), (p < 1).sum()) < FEW:
         others = _effective_size_interval(mean, error, problems)
-        low, high, method = min(low, others[0]), max(high, others[1]), "t_clustered+beta"
+        low, high, method = min(low, others[0]), max(high, others[1]), "t, widened to Clopper-Pearson"
     return Interval(
         low=max(0.0, low),
         high=min(1.0, high),
@@ -173,7 +173,7 @@ def bootstrap_interval(
     return Interval(
         low=max(0.0, float(low)),
         high=min(1.0, float(high)),
-        method="cluster_bootstrap",
+        method=f"cluster bootstrap, {resamples} resamples",
         standard_error=float(means.std(ddof=1)),
     )
 

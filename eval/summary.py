@@ -130,9 +130,9 @@ def _problem_result(plan: Plan, index: int, row: Row) -> ProblemResult:
     return ProblemResult(
         id=problem.id,
         gold=problem.gold,
-        statuses={policy: [s and s.verdicts[policy].status for s in row] for policy in POLICIES},
-        answers={policy: [s and s.verdicts[policy].answer for s in row] for policy in POLICIES},
-        lengths=[s and s.response_tokens for s in row],
+        statuses={policy: [None if s is None else s.verdicts[policy].status for s in row] for policy in POLICIES},
+        answers={policy: [None if s is None else s.verdicts[policy].answer for s in row] for policy in POLICIES},
+        lengths=[None if s is None else s.response_tokens for s in row],
         average=averages,
         duplicates=_duplicates(row),
     )
@@ -170,10 +170,9 @@ def _errors(samples: Sequence[Sample]) -> dict[str, int]:
         for policy in POLICIES:
             verdict = sample.verdicts[policy]
             if verdict.status in EXCLUDED:
-                text = (
-                    (sample.error if verdict.status == "request_error" else "") or verdict.detail or "no reason given"
-                )
-                reasons.add(f"{verdict.status}: {' '.join(text.split())[:_REASON_CHARS]}")
+                of_request = sample.error if verdict.status == "request_error" else ""
+                text = " ".join((of_request or verdict.detail or "no reason given").split())
+                reasons.add(f"{verdict.status}: {text[:_REASON_CHARS]}")
         found.update(reasons)
     return dict(found.most_common())
 
@@ -187,11 +186,11 @@ def _warnings(plan: Plan, rows: Sequence[Row], truncated: float) -> Iterator[str
         counts = [_statuses(row, policy) for row in rows]
         excluded = sum(of_problem[status] for of_problem in counts for status in EXCLUDED)
         if excluded:
-            left_out = sum(sum(of_problem.values()) > 0 == _counting(of_problem) for of_problem in counts)
-            problems = f", {left_out} problem(s) altogether" if left_out else ""
+            emptied = sum(_counting(of_problem) == 0 < sum(of_problem.values()) for of_problem in counts)
+            problems = f", and with them {emptied} problem(s)" if emptied else ""
             yield (
-                f"{policy}: {excluded} of {len(samples)} samples left out{problems}, as a request or the grading failed; "
-                "see the bounds of the average"
+                f"{policy}: {excluded} of {len(samples)} samples left out{problems}, because a request or the grading "
+                "failed; see the bounds of the average"
             )
     if truncated >= MANY_TRUNCATED:
         yield f"{truncated:.1%} of the responses were cut at the token limit: the score depends on that limit"

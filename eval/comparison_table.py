@@ -1,0 +1,112 @@
+"""Comparisons on the terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from eval.comparison import Comparison, Comparisons
+from eval.schema import Interval
+
+SHOWN_PROBLEMS = 15
+SIGNIFICANT = 0.05
+
+
+def _points(value: float | None) -> str:
+    """A difference of shares in percentage points; no minus in front of a zero."""
+    return "–" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def _span(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{_points(interval.low)} to {_points(interval.high)}"
+
+
+def _p(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
+
+
+def conclusion(found: Comparison, first: str) -> str:
+    """What a comparison shows, in one sentence."""
+    mean, seen = found.difference.mean, found.difference.detectable
+    if found.p_holm < SIGNIFICANT:
+        than = f"{'better' if mean > 0 else 'worse'} than {first}"
+        return f"{found.name} is {than}: {_points(mean)} points, p = {_p(found.p_holm)}"
+    if seen is None:
+        return f"{found.name} against {first}: no difference that could be judged, since no two problems differ in it"
+    return (
+        f"{found.name} against {first}: no difference shown; one below {100 * seen:.1f} points would probably have "
+        f"been missed with these {found.difference.problems} problems"
+    )
+
+
+def _rows(found: Comparison, first: str, several: int) -> list[tuple[str, str]]:
+    one = found.difference
+    equal = one.problems - one.better - one.worse
+    rows = [
+        (f"average of {first}", _share(found.first)),
+        (f"average of {found.name}", _share(found.other)),
+        ("difference, in points", _points(one.mean)),
+        ("  noise of sampling, on these problems", _span(one.sampling)),
+        ("  a population of such problems (t)", _span(one.population)),
+        ("  the same, by resampling problems", _span(one.bootstrap)),
+        (f"p of no difference (sign flips, {one.p_method})", _p(one.p)),
+    ]
+    if several > 1:
+        rows.append((f"p adjusted for {several} comparisons (Holm)", _p(found.p_holm)))
+    rows += [
+        ("detectable with 80% power, in points", "–" if one.detectable is None else f"{100 * one.detectable:.1f}"),
+        ("problems better, equal, worse", f"{one.better}, {equal}, {one.worse}"),
+    ]
+    if found.excluded:
+        low, high = map(_points, found.bounds)
+        rows.append((f"whatever the {found.excluded} excluded samples are", f"{low} to {high}"))
+    return rows
+
+
+def _problems(found: Comparison, first: str) -> Table | None:
+    """The problems that differ most."""
+    differing = [problem for problem in found.problems if problem.difference]
+    if not differing:
+        return None
+    differing.sort(key=lambda problem: -abs(problem.difference or 0.0))
+    shown = differing[:SHOWN_PROBLEMS]
+    title = f"{len(shown)} of {len(differing)} problems that differ, most first"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="")
+    for column in ("problem", first, found.name, "points"):
+        table.add_column(escape(column), justify="left" if column == "problem" else "right")
+    for problem in shown:
+        numbers = (_share(problem.first), _share(problem.other), _points(problem.difference))
+        table.add_row(escape(problem.id), *numbers)
+    return table
+
+
+def print_comparisons(found: Comparisons, console: Console) -> None:
+    """Print every comparison with its intervals, the problems that differ most, and the warnings.
+
+    Args:
+        found: what to print.
+        console: where to; it fits 80 columns.
+    """
+    for one in found.comparisons:
+        console.print(Text(f"{one.name} = {one.model}", style="bold", overflow="fold"))
+        console.print(Text(f"against {found.first} = {found.first_model}", overflow="fold"))
+        console.print(f"{found.benchmark}, {len(one.problems)} problems x {found.n}, {found.policy}", highlight=False)
+        table = Table(box=box.SIMPLE, show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for label, value in _rows(one, found.first, len(found.comparisons)):
+            table.add_row(escape(label), value)
+        console.print(table)
+        if problems := _problems(one, found.first):
+            console.print(problems)
+        console.print(Text(conclusion(one, found.first), style="bold"))
+        console.print()
+    for warning in found.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
