@@ -86,7 +86,7 @@ def difference(first: Tally, second: Tally, *, resample: Resample = "problems", 
         problems=len(differences),
         better=int((differences > 0).sum()),
         worse=int((differences < 0).sum()),
-        sampling=_sampling(first, second),
+        sampling=newcombe_interval(first, second),
         population=student_interval(differences),
         bootstrap=bootstrap_interval(first, second, resample=resample, seed=seed),
         p=p,
@@ -95,8 +95,14 @@ def difference(first: Tally, second: Tally, *, resample: Resample = "problems", 
     )
 
 
-def _sampling(first: Tally, second: Tally) -> Interval | None:
-    """Square and add the two runs' own intervals (Newcombe 1998, Statistics in Medicine 17, method 10)."""
+def newcombe_interval(first: Tally, second: Tally) -> Interval | None:
+    """Noise of drawing the samples of both runs, with these very problems.
+
+    Squares and adds the distances of the two runs' own intervals (Newcombe 1998, Statistics in Medicine 17, method 10).
+
+    Returns:
+        None where a run has no problem with two samples that count.
+    """
     one, two = sampling_interval(*first), sampling_interval(*second)
     if one is None or two is None:
         return None
@@ -203,7 +209,7 @@ def sign_flip(differences: _Floats, *, seed: int = 0) -> tuple[float, bool]:
         The p value, and whether all signs were tried.
     """
     nonzero = np.sort(differences[differences != 0])
-    if not len(nonzero):
+    if len(nonzero) < 2:
         return 1.0, True
     exact = len(nonzero) <= EXACT_UP_TO
     # Rounded: sums that are equal but for their order must count as equal.
