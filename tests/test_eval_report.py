@@ -104,11 +104,10 @@ def drawn(
                 response_tokens=None if failed else 50 + place,
                 verdicts={"strict": verdict(status, answer), "lenient": lenient},
             )
-    for place in list(samples)[problems * n - lost :]:
-        del samples[place]
-    return Plan(
-        **{"model": "org/model", "n": n, "key": {"sampling": {"temperature": 1.0}}, "benchmark": benchmark} | plan
-    ), samples
+    for missing in list(samples)[problems * n - lost :]:
+        del samples[missing]
+    given: dict[str, Any] = {"model": "org/model", "key": {"sampling": {"temperature": 1.0}}} | plan
+    return Plan(n=n, benchmark=benchmark, **given), samples
 
 
 def results_of(plan: Plan, samples: dict[tuple[str, int], Sample], **more: Any) -> Results:
@@ -239,13 +238,13 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert not {"script", "img"} & {tag for tag, _ in page.elements}
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     assert "<script" not in written
-    for place, text in (
+    for tag, text in (
         ("title", results.model),
         ("h1", results.model),
         ("li", HOSTILE),
         ("pre", f"{HOSTILE} of sample 0"),
     ):
-        assert any(where == place and text in found for where, found in page.texts), place
+        assert any(where == tag and text in found for where, found in page.texts), tag
     titles = [cell["title"] or "" for cell in page.cells()]
     assert all(title.startswith(HOSTILE) for title in titles)
     assert any(f"answer {HOSTILE[:50]}" in title for title in titles)
