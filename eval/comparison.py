@@ -198,6 +198,17 @@ def _notes(names: tuple[str, str], first: Results, other: Results, found: Compar
     return notes
 
 
+def _own_warnings(runs: Mapping[str, Results]) -> list[str]:
+    """What the runs' own results warn of, once where all of them do."""
+    found: dict[str, list[str]] = {}
+    for name, results in runs.items():
+        for warning in results.warnings:
+            found.setdefault(warning, []).append(name)
+    return [
+        f"{'all runs' if len(names) == len(runs) else ', '.join(names)}: {warning}" for warning, names in found.items()
+    ]
+
+
 def compare(
     runs: Mapping[str, Results], policy: Policy = "strict", *, resample: Resample = "problems", seed: int = 0
 ) -> Comparisons:
@@ -229,5 +240,5 @@ def compare(
         first=base,
         first_model=first.model,
         comparisons=[one.model_copy(update={"p_holm": p}) for one, p in zip(found, adjusted, strict=True)],
-        warnings=warnings,
+        warnings=warnings + _own_warnings(runs),
     )

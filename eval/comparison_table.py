@@ -28,8 +28,8 @@ def _span(interval: Interval | None) -> str:
     return "–" if interval is None else f"{_points(interval.low)} to {_points(interval.high)}"
 
 
-def _p(value: float) -> str:
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
+def _p(value: float, equals: str = "") -> str:
+    return "< 0.0001" if value < 1e-4 else equals + (f"{value:.4f}" if value < 0.01 else f"{value:.3f}")
 
 
 def conclusion(found: Comparison, first: str) -> str:
@@ -37,12 +37,13 @@ def conclusion(found: Comparison, first: str) -> str:
     mean, seen = found.difference.mean, found.difference.detectable
     if found.p_holm < SIGNIFICANT:
         than = f"{'better' if mean > 0 else 'worse'} than {first}"
-        return f"{found.name} is {than}: {_points(mean)} points, p = {_p(found.p_holm)}"
+        return f"{found.name} is {than}: {_points(mean)} points, p {_p(found.p_holm, '= ')}"
+    start = f"{found.name} against {first}: no difference shown"
     if seen is None:
-        return f"{found.name} against {first}: no difference that could be judged, since no two problems differ in it"
+        return f"{start}, and all problems agree in it, so that nothing can be said about smaller ones"
+    problems = found.difference.problems
     return (
-        f"{found.name} against {first}: no difference shown; one below {100 * seen:.1f} points would probably have "
-        f"been missed with these {found.difference.problems} problems"
+        f"{start}; a true one under {100 * seen:.1f} points had less than an 80% chance with these {problems} problems"
     )
 
 
@@ -70,21 +71,22 @@ def _rows(found: Comparison, first: str, several: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _problems(found: Comparison, first: str) -> Table | None:
+def _print_problems(found: Comparison, first: str, console: Console) -> None:
     """The problems that differ most."""
     differing = [problem for problem in found.problems if problem.difference]
-    if not differing:
-        return None
     differing.sort(key=lambda problem: -abs(problem.difference or 0.0))
     shown = differing[:SHOWN_PROBLEMS]
-    title = f"{len(shown)} of {len(differing)} problems that differ, most first"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="")
+    if not shown:
+        return
+    count = f"the {len(shown)} largest of {len(differing)}" if len(shown) < len(differing) else f"all {len(shown)}"
+    console.print(f"problems that differ ({count}):", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
     for column in ("problem", first, found.name, "points"):
         table.add_column(escape(column), justify="left" if column == "problem" else "right")
     for problem in shown:
         numbers = (_share(problem.first), _share(problem.other), _points(problem.difference))
         table.add_row(escape(problem.id), *numbers)
-    return table
+    console.print(table)
 
 
 def print_comparisons(found: Comparisons, console: Console) -> None:
@@ -104,8 +106,7 @@ def print_comparisons(found: Comparisons, console: Console) -> None:
         for label, value in _rows(one, found.first, len(found.comparisons)):
             table.add_row(escape(label), value)
         console.print(table)
-        if problems := _problems(one, found.first):
-            console.print(problems)
+        _print_problems(one, found.first, console)
         console.print(Text(conclusion(one, found.first), style="bold"))
         console.print()
     for warning in found.warnings:

@@ -149,7 +149,8 @@ def detectable(differences: _Floats) -> float | None:
     """(t(0.975, P - 1) + t(0.80, P - 1)) sd / sqrt(P), about 2.9 sd / sqrt(P) for 30 problems.
 
     The usual formula for the size of a paired study (for example Chow, Shao and Wang, Sample Size Calculations in
-    Clinical Research, chapter 3), with t for normal quantiles.
+    Clinical Research, chapter 3), with t for normal quantiles. It is for one
+    comparison: an adjustment for several makes it larger.
 
     Returns:
         None where the differences do not vary or there are fewer than two: their spread is then unknown.

@@ -178,7 +178,7 @@ def test_compare_by_problem():
     assert (one.difference.mean, one.difference.better, one.difference.worse) == (0.25, 2, 1)
     assert (one.first, one.other, one.p_holm) == (0.25, 0.5, one.difference.p)
     assert one.bounds == (0.25, 0.25)
-    assert found.warnings == []
+    assert found.warnings == ["all runs: of the benchmark"]
 
 
 def test_problems_are_paired_by_id_whatever_their_order():
@@ -277,10 +277,21 @@ def test_command(tmp_path, capsys):
     assert command.main([f"base={a}", f"trained={b}", f"out={out}"]) == 0
     printed = capsys.readouterr().out
     assert "trained is better than base: +25.0 points, p = 0.016" in printed
+    assert "problems that differ (all 7)" in printed
     assert "p of no difference (sign flips, exact)" in printed
     found = json.loads(out.read_text())
     assert found["comparisons"][0]["difference"]["p"] == 2 / 128
     assert [row["difference"] for row in found["comparisons"][0]["problems"]] == [0.25] * 7
+
+
+def test_command_says_what_would_have_been_missed(tmp_path, capsys):
+    rows, other = ["+---", "++--", "----", "+++-"], ["++--", "+---", "----", "+++-"]
+    folders = [write(tmp_path / "a", results(rows)), write(tmp_path / "b", results(other, weights="cc"))]
+    assert command.main([f"a={folders[0]}", f"b={folders[1]}"]) == 0
+    # Differences 1/4, -1/4, 0, 0: sd 0.204, and (3.182 + 0.978) 0.204 / 2 = 42.5 points.
+    assert "no difference shown; a true one under 42.5 points had less than an 80% chance" in capsys.readouterr().out
+    assert command.main([f"a={folders[0]}", f"b={folders[0]}"]) == 0
+    assert "all problems agree in it" in capsys.readouterr().out
 
 
 def test_command_prints_brackets_as_they_are(tmp_path, capsys):
