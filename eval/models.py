@@ -53,7 +53,9 @@ def resolve(name: str, cache_dir: Path, revision: str | None = None) -> Path:
     if (folder / "checkpoints").is_dir():
         newest = checkpoints.newest(folder / "checkpoints")
         if newest is None:
-            raise ConfigError("model", name, "the run has no whole checkpoint", "name one, or the model it started from")
+            raise ConfigError(
+                "model", name, "the run has no whole checkpoint", "name one, or the model it started from"
+            )
         folder = newest
     actor = folder / "actor" if (folder / "actor").is_dir() else folder
     for exported in (actor / "huggingface", actor / "model" / "huggingface"):

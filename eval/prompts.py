@@ -47,7 +47,9 @@ def check_template(template: str) -> None:
         ConfigError: ``{statement}`` is not in it exactly once.
     """
     if template.count(PLACE) != 1:
-        raise ConfigError("prompt.template", template, f"it must contain {PLACE} exactly once", f"put {PLACE} where the problem goes")
+        raise ConfigError(
+            "prompt.template", template, f"it must contain {PLACE} exactly once", f"put {PLACE} where the problem goes"
+        )
 
 
 def conversation(statement: str, template: str, system: str | None) -> list[dict[str, str]]:
@@ -82,9 +84,7 @@ class Renderer:
         """The prompt as text."""
         if not self.chat:
             return "\n\n".join(message["content"] for message in messages)
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **self.options
-        )
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **self.options)
 
     def token_ids(self, text: str) -> list[int]:
         """The prompt as tokens; a chat template has written its special tokens itself."""

@@ -46,6 +46,8 @@ class Benchmark(_Record):
     """Of the ids and gold answers, in order."""
     prompt: str = "{statement}"
     """What the user turn says by default; ``{statement}`` stands for the problem."""
+    max_tokens: int = 32768
+    """Limit of a response by default: the paper's, or what a recipe trains its task with."""
     warnings: list[str] = Field(default_factory=list)
 
 
@@ -163,6 +165,7 @@ class Results(_Record):
     """Reasons of request and grader errors, with their counts."""
     warnings: list[str]
     timing: dict[str, float]
-    """Seconds by the clock over all sittings (``generate``, ``grade``, ``load``), and tokens per second."""
+    """Of the last sitting: seconds by the clock (``load``, ``generate``; ``grade`` summed over samples), its number of
+    samples, and tokens per second."""
     provenance: dict[str, Any]
     """Command, versions, hardware, commit, time."""

@@ -111,7 +111,7 @@ class SampleWriter:
 
     def __init__(self, folder: Path) -> None:
         path = folder / SAMPLES_FILE
-        self._file = open(path, "ab+")
+        self._file = open(path, "ab+")  # noqa: SIM115 - closed by close()
         self._file.seek(0)
         content = self._file.read()
         self._file.truncate(content.rfind(b"\n") + 1)

@@ -153,7 +153,7 @@ def explain(error: Exception, overrides: Sequence[str], source: Source = TRAIN) 
             )
         close = _closest(key, known)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
-        return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new verl setting")
+        return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new setting")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return ConfigError(
         "command line", " ".join(overrides), first, "write KEY=VALUE, quote values with spaces or commas"

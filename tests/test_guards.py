@@ -134,8 +134,8 @@ def test_a_model_that_cannot_work_is_refused(tmp_path, config, part):
 
 
 def test_a_tiny_model_has_a_length_limit(tmp_path):
-    with pytest.raises(ConfigError, match="512 positions"):
-        check(tmp_path, "data.max_response_length=1000")
+    with pytest.raises(ConfigError, match="4096 positions"):
+        check(tmp_path, "data.max_response_length=5000")
 
 
 def test_a_used_run_folder_is_refused_unless_resumed(tmp_path):

@@ -85,8 +85,9 @@ def load(
     if name_or_path in tasks.NAMES:
         _refuse(name_or_path, "a task of the recipes", source=source, revision=revision, split=split,
                 problem_column=problem_column, answer_column=answer_column, id_column=id_column)  # fmt: skip
-        found, lineage = tasks.problems(name_or_path, size, seed, difficulty)
-        return _benchmark(name_or_path, found, lineage, AS_IT_IS, limit, [])
+        found, lineage, max_tokens = tasks.problems(name_or_path, size, seed, difficulty)
+        made = _benchmark(name_or_path, found, lineage, AS_IT_IS, limit, [])
+        return made.model_copy(update={"max_tokens": max_tokens})
     _refuse(name_or_path, "no task of the recipes", size=size, seed=seed, difficulty=difficulty or None)
     if name_or_path in NAMED:
         return _named(name_or_path, source, revision, split, limit, where, allow_faults)

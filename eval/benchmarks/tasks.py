@@ -19,7 +19,7 @@ _PRESETS = Path(recipes.__file__).parent / "config" / "task"
 
 def problems(
     name: str, size: int | None = None, seed: int | None = None, difficulty: Mapping[str, Any] | None = None
-) -> tuple[list[Problem], str]:
+) -> tuple[list[Problem], str, int]:
     """The test problems of a task.
 
     Args:
@@ -29,12 +29,14 @@ def problems(
         difficulty: settings of the task.
 
     Returns:
-        The problems, with the task's own number for an id, and where they are from.
+        The problems, with the task's own number for an id, where they are from, and the tokens that a recipe allows
+        for a response.
 
     Raises:
         ConfigError: a difficulty that the task does not have, or a size that its test split does not have.
     """
-    preset = OmegaConf.to_container(OmegaConf.load(_PRESETS / f"{name}.yaml"))["task"]  # type: ignore[call-overload,index]
+    whole: Any = OmegaConf.to_container(OmegaConf.load(_PRESETS / f"{name}.yaml"))
+    preset = whole["task"]
     task = get_task(name, {**preset["difficulty"], **(difficulty or {})})
     size = preset["test_size"] if size is None else size
     seed = preset["seed"] if seed is None else seed
@@ -43,4 +45,5 @@ def problems(
         for one in draw(task, "test", size, seed)
     ]
     settings = ", ".join(f"{key} {value}" for key, value in task.difficulty.items())
-    return found, f"recipes.tasks {name} ({settings}), test split, seed {seed}, version {DATA_VERSION}"
+    lineage = f"recipes.tasks {name} ({settings}), test split, seed {seed}, version {DATA_VERSION}"
+    return found, lineage, whole["data"]["max_response_length"]

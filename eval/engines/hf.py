@@ -23,6 +23,11 @@ from eval.engines.base import Reply, Sampling
 from eval.prompts import Request
 
 
+def identity(dtype: str) -> dict[str, Any]:
+    """This engine's part of a run's key."""
+    return {"name": "hf", "version": metadata.version("transformers"), "dtype": dtype}
+
+
 class SeededNoise(LogitsProcessor):
     """Adds Gumbel noise to each row from a generator of its own.
 
@@ -60,12 +65,12 @@ class HFEngine:
             trust_remote_code: whether code of the model's folder may run.
         """
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, trust_remote_code=trust_remote_code
-        ).to(self._device)
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code).to(
+            self._device
+        )
         self._model.eval()
         self._tokenizer, self._sampling, self._batch_size = tokenizer, sampling, batch_size
-        self.identity: dict[str, Any] = {"name": "hf", "version": metadata.version("transformers"), "dtype": dtype}
+        self.identity = identity(dtype)
         end = self._model.generation_config.eos_token_id
         known = [tokenizer.eos_token_id] if end is None else end if isinstance(end, list) else [end]
         self._ends = sorted(token for token in known if token is not None)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from eval.engines.base import Reply, Sampling
@@ -58,6 +57,8 @@ class OpenAIEngine:
         """
         self._endpoint, self._sampling = endpoint, sampling
         known = self._models()
+        # vLLM and SGLang say so; a request without a limit then runs as far as the context goes.
+        self._context = next((length for name, length in known.items() if name == endpoint.served), None)
         if known and endpoint.served not in known:
             raise ConfigError(
                 "engine.served_model", endpoint.served, f"{endpoint.base_url} serves {', '.join(sorted(known))}",
@@ -65,7 +66,6 @@ class OpenAIEngine:
             )  # fmt: skip
         self.identity = {
             "name": "openai",
-            "version": metadata.version("openai"),
             "api": endpoint.api,
             "served_model": endpoint.served,
             "extra_body": endpoint.extra_body,
@@ -76,19 +76,20 @@ class OpenAIEngine:
         key = os.environ.get(self._endpoint.api_key_env) or "none"
         return {"base_url": self._endpoint.base_url, "api_key": key, "max_retries": self._endpoint.retries}
 
-    def _models(self) -> set[str]:
+    def _models(self) -> dict[str, int | None]:
+        """The models that the server has, with the tokens that each takes where it says so."""
         from openai import APIConnectionError, OpenAI, OpenAIError
 
         try:
             with OpenAI(**self._options(), timeout=min(30.0, self._endpoint.timeout_s)) as client:
-                return {model.id for model in client.models.list()}
+                return {model.id: getattr(model, "max_model_len", None) for model in client.models.list()}
         except APIConnectionError as error:
             raise ConfigError(
                 "engine.base_url", self._endpoint.base_url, f"nobody answers there ({error.__cause__ or error})",
                 "start the server, or mend the address (it ends in /v1)",
             ) from error  # fmt: skip
         except OpenAIError:
-            return set()  # some servers do not list their models
+            return {}  # some servers do not list their models
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """See :class:`eval.engines.base.Engine`."""
@@ -149,7 +150,7 @@ class OpenAIEngine:
             extra["top_k"] = how.top_k
         shared = {
             "model": self._endpoint.served, "temperature": how.temperature, "top_p": how.top_p,
-            "max_tokens": request.max_tokens, "seed": request.seed, "extra_body": extra or None,
+            "max_tokens": self._limit(request), "seed": request.seed, "extra_body": extra or None,
         }  # fmt: skip
         try:
             if self._endpoint.api == "chat":
@@ -160,6 +161,11 @@ class OpenAIEngine:
         except OpenAIError as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             return Reply(request, None, "error", what, seconds=time.monotonic() - begin)
+
+    def _limit(self, request: Request) -> int | None:
+        """The limit of a response. Where the context ends is the server's business if only it knows the prompt's length."""
+        unknown = not request.token_ids and self._context is not None
+        return None if unknown and request.max_tokens >= self._context else request.max_tokens
 
     def close(self) -> None:
         """See :class:`eval.engines.base.Engine`."""

@@ -13,6 +13,29 @@ from eval.engines.base import Reply, Sampling
 from eval.prompts import Request
 from recipes.errors import ConfigError
 
+# Only with this does SGLang draw each request from its own seed, whatever runs beside it.
+_DETERMINISTIC = {"enable_deterministic_inference": True}
+
+
+def identity(dtype: str, options: dict[str, Any]) -> dict[str, Any]:
+    """This engine's part of a run's key.
+
+    Raises:
+        ConfigError: SGLang is not installed.
+    """
+    try:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(
+            "engine", "sglang", "SGLang is not installed", "pip install sglang on a machine with a GPU, or engine=vllm"
+        ) from error
+    return {
+        "name": "sglang",
+        "version": found,
+        "dtype": dtype,
+        "options": dict(sorted((_DETERMINISTIC | options).items())),
+    }
+
 
 class SGLangEngine:
     """Hands every request to SGLang's engine, which batches them itself."""
@@ -33,23 +56,18 @@ class SGLangEngine:
             trust_remote_code: whether code of the model's folder may run.
 
         Raises:
-            ConfigError: SGLang is not installed.
+            ConfigError: as :func:`identity`.
         """
-        try:
-            import sglang
-        except ImportError as error:
-            raise ConfigError(
-                "engine", "sglang", f"SGLang cannot be imported ({error})",
-                "pip install sglang on a machine with a GPU, or engine=vllm",
-            ) from error  # fmt: skip
+        self.identity = identity(dtype, options)
+        import sglang
+
         self._sampling, self._concurrency = sampling, concurrency
-        # Only with this does SGLang draw each request from its own seed, whatever runs beside it.
-        settings = {"enable_deterministic_inference": True} | options
-        self.identity = {
-            "name": "sglang", "version": metadata.version("sglang"), "dtype": dtype, "options": dict(sorted(settings.items()))
-        }  # fmt: skip
         self._engine = sglang.Engine(
-            model_path=str(model), dtype=dtype, context_length=context, trust_remote_code=trust_remote_code, **settings
+            model_path=str(model),
+            dtype=dtype,
+            context_length=context,
+            trust_remote_code=trust_remote_code,
+            **(_DETERMINISTIC | options),
         )
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:

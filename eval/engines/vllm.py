@@ -24,6 +24,18 @@ def version() -> str | None:
     return None
 
 
+def identity(dtype: str, options: dict[str, Any]) -> dict[str, Any]:
+    """This engine's part of a run's key.
+
+    Raises:
+        ConfigError: vLLM is not installed.
+    """
+    found = version()
+    if found is None:
+        raise ConfigError("engine", "vllm", "vLLM is not installed", "pip install vllm, or engine=hf")
+    return {"name": "vllm", "version": found, "dtype": dtype, "options": _numeric(options)}
+
+
 def cpu_only() -> bool:
     """Whether vLLM will compute on the cores of this machine."""
     import torch
@@ -49,17 +61,14 @@ class VLLMEngine:
             trust_remote_code: whether code of the model's folder may run.
 
         Raises:
-            ConfigError: vLLM is not installed.
+            ConfigError: as :func:`identity`.
         """
-        found = version()
-        if found is None:
-            raise ConfigError("engine", "vllm", "vLLM is not installed", "pip install vllm, or engine=hf")
+        self.identity = identity(dtype, options)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         settings = {key: value for key, value in options.items() if value is not None}
         if cpu_only():
             settings = _cpu_settings() | settings
-        self.identity = {"name": "vllm", "version": found, "dtype": dtype, "options": _numeric(options)}
         self._sampling = sampling
         from vllm import LLM
 
@@ -69,19 +78,19 @@ class VLLMEngine:
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """See :class:`eval.engines.base.Engine`."""
-        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        engine, begin = self._llm.llm_engine, time.monotonic()
-        waiting: dict[str, Request] = {}
-        for number, request in enumerate(requests):
-            parameters = SamplingParams(
-                temperature=self._sampling.temperature, top_p=self._sampling.top_p, top_k=self._sampling.top_k,
-                max_tokens=request.max_tokens, seed=request.seed,
-            )  # fmt: skip
-            parameters.output_kind = _final_only()
-            name = f"{number}"
-            engine.add_request(name, {"prompt_token_ids": list(request.token_ids)}, parameters)
-            waiting[name] = request
+        how, begin = self._sampling, time.monotonic()
+        parameters = [
+            SamplingParams(
+                temperature=how.temperature, top_p=how.top_p, top_k=how.top_k, max_tokens=request.max_tokens,
+                seed=request.seed, output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            for request in requests
+        ]  # fmt: skip
+        prompts = [{"prompt_token_ids": list(request.token_ids)} for request in requests]
+        names = self._llm.enqueue(prompts, parameters, use_tqdm=False)
+        waiting, engine = dict(zip(names, requests, strict=True)), self._llm.llm_engine
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if not output.finished:
@@ -99,12 +108,6 @@ class VLLMEngine:
     def close(self) -> None:
         """See :class:`eval.engines.base.Engine`."""
         self._llm.llm_engine.engine_core.shutdown()
-
-
-def _final_only() -> Any:
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind.FINAL_ONLY
 
 
 def _numeric(options: dict[str, Any]) -> dict[str, Any]:
