@@ -135,11 +135,21 @@ def numbers_differ(gold: Any, answer: Any) -> bool:
     """
     if not all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer)):
         return False
+    if _is_infinite(gold) != _is_infinite(answer):
+        return True
     rounded = gold.has(sympy.Float) or answer.has(sympy.Float)
     difference, *sizes = (abs(x.evalf(30)) for x in (gold - answer, gold, answer))
     if not all(x.is_Float or x.is_Integer or x.is_Rational for x in (difference, *sizes)):
         return False
     return bool(difference > (DECIMAL_TOLERANCE if rounded else EXACT_TOLERANCE) * max(sizes))
+
+
+def _is_infinite(number: sympy.Expr) -> bool:
+    """Whether an expression comes to an infinity or to nothing at all."""
+    strange = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
+    if not number.has(*strange) or number.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit):
+        return False
+    return number.doit().has(*strange)
 
 
 def _equations_differ(gold: Equality, answer: Equality) -> bool:

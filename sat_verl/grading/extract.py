@@ -33,21 +33,29 @@ from sat_verl.grading import text as layout
 POLICIES = ("strict", "lenient")
 
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).){0,2000}?)</answer>", re.IGNORECASE | re.DOTALL)
+_ANSWER_TAG = re.compile(
+    r"<(?:final_?)?answer>((?:(?!<(?:final_?)?answer>).){0,2000}?)</(?:final_?)?answer>", re.IGNORECASE | re.DOTALL
+)
 _LABEL = re.compile(
-    r"(?:(?<![A-Za-z])(?:final\s+answer|answer|antwort|réponse|respuesta|risposta|resposta)(?![A-Za-z])"
-    r"|ответ|最终答案|答案|答え|정답)"
-    r"(?:[\s*_]{0,20}(?:[:：=]|(?:is|are|ist|est|es)\b[\s*_]{0,20}:?|是|为|為)|[*_ \t]{0,20}(?=\n|$))",
-    re.IGNORECASE,
+    r"(?:(?<![A-Za-z])(?:final\s+answer|answer|antwort|endergebnis|réponse|respuesta|risposta|resposta)(?![A-Za-z])"
+    r"(?:\s+(?:finale?|definitiva|définitive)(?![A-Za-z]))?"
+    r"|ответ|最终答案|答案|答え|解答|(?<![\u4e00-\u9fff])答(?=\s?[:：])|정답|(?<![\uac00-\ud7a3])답)"
+    r"(?:[\s*_]{0,20}(?:[:：=]|[–—-]\s|(?:is|are|ist|lautet|est(?:\s+donc)?|es|è|é)\b[\s*_]{0,20}:?|是|为|為|は[、,]?|은)"
+    r"|[*_ \t]{0,20}(?=\n|$))"
+    r"|^####(?=\s?[-+]?[$\\]*\d[\d,./]*\s*$)",
+    re.IGNORECASE | re.MULTILINE,
 )
 # What may stand before the label on its line in a strict statement, and after its value up to the end of the text.
 _OPENING = re.compile(
-    r"(?:[\s*_#>`~$\-\[\](){}\\.,:：，、]|so|thus|hence|therefore|then|and|the|my|our|correct|is|final|因此|所以|故)*",
+    r"(?:[\s*_#>`~$\-\[\](){}\\.,:：，、]|text(?:bf|it|rm)?|math(?:bf|rm)|so|thus|hence|therefore|then|and|the|my|our|correct"
+    r"|is|final|die|also|daher|endgültige|richtige|la|donc|ainsi|por|lo|tanto|así|o|a|因此|所以|故|最終的な|最终|よって|したがって"
+    r"|ゆえに|以上より|따라서|그러므로|최종)*",
     re.IGNORECASE,
 )
 _CLOSING = re.compile(r"(?:[\s*_#`~$\-.。!]|\\[\])]|</answer>|</?s>|I hope it is correct)*", re.IGNORECASE)
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct.*", re.IGNORECASE | re.DOTALL)
-_VALUE_OPENING = re.compile(r"(?:[\s*_#>`~:：]|\\\[|\\\(|\$\$)*")
+_VALUE_OPENING = re.compile(r"(?:\n\s*>|[\s*_#`~:：}]|\\\[|\\\(|\$\$)*")
+_ENDING = re.compile(r"\s*(?:です|である|だ|となります|となる|になります|になる|입니다|이다)[\s。.]*$")
 _SENTENCE_END = re.compile(r"(?<=[^\s.])(?:[.!?](?=\s|$)|[。！？])")
 _MATH_SEGMENT = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\(((?:(?!\\\)).){1,500})\\\)|\\\[((?:(?!\\\]).){1,500})\\\]")
 _WHOLE = re.compile(
@@ -59,6 +67,14 @@ _COPULA_NUMBER = re.compile(
     r"(?:\b(?:is|are|equals|totals?|get|have|gives)\b|[=:])\s*\$?([-−]?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE
 )
 _HEDGE = re.compile(r"\b(?:not|maybe|might|perhaps|probably|or|could|should|if|but|suppose|check|try)\b", re.IGNORECASE)
+
+
+# A statement that begins or goes on like this states nothing.
+_CONDITION = re.compile(r"\b(?:if|suppose|assuming|unless|whether|wenn|si|se)\b|如果|假设|もし|만약", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"\b(?:maybe|perhaps|probably|possibly|wait|hmm|actually|less|more|fewer|greater|or|times|no|not|if|unless)\b|\?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -172,6 +188,10 @@ def _stated(text: str, *, truncated: bool, lenient: bool, start: int = 0) -> Ext
         return _none("statement_unclear")
     if not lenient and not (_opens_line(text, label.start()) and len(rest) <= 500 and _CLOSING.fullmatch(rest)):
         return _none("statement_unclear")
+    if lenient and _CONDITION.search(
+        text[max(text.rfind("\n", 0, label.start()) + 1, label.start() - 60) : label.start()]
+    ):
+        return _none("statement_unclear")
     return _value(line, "answer_line", lenient=lenient)
 
 
@@ -179,7 +199,11 @@ def _last_label(text: str, start: int) -> re.Match[str] | None:
     found = None
     for match in _LABEL.finditer(text, start):
         # A bare word at the end of its line is a heading only if nothing else stands on that line.
-        if match.group()[-1:] in ":：=是为為" or match.group()[-1:].isspace() or _opens_line(text, match.start()):
+        if (
+            match.group()[-1:] in ":：=是为為は、,은-–—#éè"
+            or match.group()[-1:].isspace()
+            or _opens_line(text, match.start())
+        ):
             found = match
     return found
 
@@ -190,7 +214,10 @@ def _opens_line(text: str, position: int) -> bool:
 
 
 def _value(raw: str, source: str, *, lenient: bool) -> Extraction:
-    value = _clean(_HOPE.sub("", raw))
+    raw = _ENDING.sub("", _HOPE.sub("", raw))
+    value = _clean(raw)
+    if value.endswith("}") and value.count("{") < value.count("}"):
+        value = _clean(value[:-1])  # of the \\textbf{ that the label stands in
     if value and (_is_clean(value) or source == "answer_tag"):
         return Extraction(value, source)
     if lenient and value:
@@ -201,7 +228,7 @@ def _value(raw: str, source: str, *, lenient: bool) -> Extraction:
             return Extraction(sentence, source)
         if len(segments) == 1:
             return Extraction(_clean(segments[0].group()), source)
-        if number and not segments:
+        if number and not segments and not _DOUBT.search(sentence[number.end() :]):
             return Extraction(_clean(number.group()), source)
     return _none("statement_unclear")
 

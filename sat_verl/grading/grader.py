@@ -22,8 +22,8 @@ _IN_BASE = re.compile(r"[({]?([0-9A-F]+)[)}]?_(?:\{(?:\\text\{)?(\d+)\}*|(\d+))"
 _ASSIGNMENT = re.compile(r"\s*\$?\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=")
 _CUT = frozenset({"length", "max_tokens", "max_length", "truncated"})
 _AIME = re.compile(r"[0-9]{1,3}")
-# What an answer may bring math-verify to do. None of it happens to an integer that is written as one.
-_UNDECIDED_BY_ANSWER = frozenset({"deadline", "too_large", "too_long"})
+# Not the answer's fault. Anything else that keeps math-verify from a verdict does not happen to a written-out integer.
+_NOT_THE_ANSWER = frozenset({"clock", "worker_died", "gold_unparsed"})
 _AIME_DEADLINE_S = 2.0
 # Left of a limit by the clock for ending a stuck worker and for whatever else the machine does.
 _MARGIN = 0.1
@@ -154,7 +154,7 @@ def _compare_any(
     result: tuple[Status, str, str] = ("wrong", "none", "")
     for gold in golds:
         found = compare(gold, answer, deadline_s, end)
-        if domain == "aime" and found[2] in _UNDECIDED_BY_ANSWER:
+        if domain == "aime" and found[0] == "grader_error" and found[2] not in _NOT_THE_ANSWER:
             found = ("wrong", *found[1:])
         if found[0] == "correct":
             return found

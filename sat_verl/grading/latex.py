@@ -37,6 +37,10 @@ _SCALE = re.compile(r"\s*\\?(?:text\s*\{)?\s*\b(hundred|thousand|million|billion
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|°)\s*$")
 _ANGLE = re.compile(r"(\d+)\s?(?:\^\s?\{?\s?\\circ\s?\}?|\\degree(?![A-Za-z])|°)")
+_MIXED = re.compile(r"([-+]?\d{1,9}) (\d{1,9}) ?/ ?(\d{1,9})")
+_E_NOTATION = re.compile(r"^([-+]?\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})[eE]([-+]?\d{1,3})$")
+_LIST_WORD = re.compile(r"\s*[和或及與与]\s*")
+_FRENCH_INTERVAL = re.compile(r"([\[\]])([^\[\](){}]+[,;][^\[\](){}]+)([\[\]])")
 _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)")
 _REWRITES = (
     (re.compile(r"\\lt(?![A-Za-z])"), "<"),
@@ -44,6 +48,8 @@ _REWRITES = (
     (re.compile(r"\\leqslant(?![A-Za-z])|<=(?!=)"), r"\\le "),
     (re.compile(r"\\geqslant(?![A-Za-z])|>=(?!=)"), r"\\ge "),
     (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset "),
+    (re.compile(r"\\(begin|end)\{smallmatrix\}"), r"\\\1{pmatrix}"),
     (re.compile(r"\\begin\{array\}\{[^{}]*\}"), r"\\begin{pmatrix}"),
     (re.compile(r"\\end\{array\}"), r"\\end{pmatrix}"),
     (re.compile(r"[\[(]\s*(\\begin\{pmatrix\}[^()\[\]]*\\end\{pmatrix\})\s*[\])]"), r"\1"),
@@ -68,6 +74,14 @@ def fragment(text: str, *, keep_commas: bool = False) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_repeating_decimal, text)
+    text = _LIST_WORD.sub(", ", text)
+    mixed = _MIXED.fullmatch(text)
+    if mixed:
+        text = rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
+    french = _FRENCH_INTERVAL.fullmatch(text)
+    if french and (french[1] == "]" or french[3] == "["):
+        text = ("(" if french[1] == "]" else "[") + french[2] + (")" if french[3] == "[" else "]")
+    text = _both_signs(_E_NOTATION.sub(r"\1 \\times 10^{\2}", text))
     text = _SCALE.sub(lambda m: rf" \times 10^{{{_POWERS[m[1]]}}} ", text)
     introduction = _INTRODUCTION.match(text)
     if introduction and normalize.introduces(introduction.group(1)):
@@ -80,7 +94,17 @@ def fragment(text: str, *, keep_commas: bool = False) -> str:
     unit = _UNIT.search(text[-200:])
     if unit and not _WORDS_WITH_MEANING.search(unit.group()):
         text = text[: len(text) - len(unit.group())]
-    return text.strip(" .,;")
+    return text.strip(" ,;").rstrip(" .,;")  # ".5" begins with its point
+
+
+def _both_signs(text: str) -> str:
+    """``\\frac{1 \\pm 2}{3}`` as two formulas; math-verify knows the sign only where nothing encloses it."""
+    parts = re.split(r"\\pm(?![A-Za-z])", text)
+    if len(parts) != 2 or parts[0].count("{") == parts[0].count("}"):
+        return text
+    name = re.match(r"\s*[A-Za-z]\s*=", parts[0])
+    second = parts[0][name.end() :] if name else parts[0]
+    return f"{parts[0]}+{parts[1]}, {second}-{parts[1]}"
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:
@@ -98,7 +122,7 @@ def is_list(text: str) -> bool:
     Returns:
         True if a comma, semicolon, "and" or "or" outside all brackets separates parts.
     """
-    if re.search(r"\b(?:and|or)\b|;", text):
+    if re.search(r"\b(?:and|or)\b|;|[和或及與与]", text):
         return True
     joined = layout.join_groups(layout.strip_delimiters(layout.characters(text)))
     depth = 0

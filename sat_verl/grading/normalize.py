@@ -20,7 +20,10 @@ _DEGREE = re.compile(r"\s?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])|°)")
 _RELATION = re.compile(r"\\approx(?![a-z])|\\equiv(?![a-z])|(?<![<>!:])=")
 _INEQUALITY = re.compile(r"[<>≤≥≠±]|\\(?:leq?|geq?|lt|gt|neq?|pm|mp|in|sim)(?![A-Za-z])|!=")
 _LIST = re.compile(r"[,;]|\b(?:and|or)\b|[和或]")
-_MODULUS = re.compile(r" ?(?:\\[pb]?mod ?\{? ?\d+ ?\}?|\( ?\\?(?:mod|bmod) ?\d+ ?\))$")
+_MODULUS = re.compile(r" ?(?:\\[pb]?mod ?\{? ?(\d+) ?\}?|\( ?\\?(?:mod|bmod) ?(\d+) ?\))$")
+_REMAINDER = re.compile(r"(\d{1,15}) ?(?:\\pmod ?\{? ?(\d{1,15}) ?\}?|\( ?\\?(?:mod|bmod) ?(\d{1,15}) ?\))")
+_ORDINAL = re.compile(r"(?<=\d) ?\^ ?\{? ?(?:\\(?:text|mathrm|textrm|mbox) ?\{ ?)?(?:st|nd|rd|th)\b ?\}*$")
+_BRACED_DIGITS = re.compile(r"[\d{} ]+")
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _UNIT_POWER = re.compile(r"(?<=[^\W\d_]) ?(?:\^ ?(?:[23]|\{ ?[23] ?\})|[²³])")
@@ -98,7 +101,7 @@ def decimal(text: str) -> Fraction | None:
 
 def _value_side(text: str) -> str | None:
     """The plain text of an answer, or its part after the last relation sign; None if that is ambiguous."""
-    text = _DEGREE.sub("", layout.strip_delimiters(layout.characters(text)))
+    text = _ORDINAL.sub("", _DEGREE.sub("", layout.strip_delimiters(layout.characters(text))))
     text = layout.unwrap(layout.join_groups(_UPRIGHT_UNIT.sub(" units", text), keep_commas="(" in text))
     text = layout.plain_spaces(text).strip()
     inner = text.strip("() ")
@@ -108,6 +111,11 @@ def _value_side(text: str) -> str | None:
             return None
         text = inner
     text = re.sub(r" +", " ", _CURRENCY.sub("", layout.join_groups(text))).strip()
+    if "{" in text and _BRACED_DIGITS.fullmatch(text) and text.count("{") == text.count("}"):
+        text = text.replace("{", "").replace("}", "")
+    remainder = _REMAINDER.fullmatch(text)
+    if remainder and int(remainder[1]) < int(remainder[2] or remainder[3]):
+        return remainder[1]
     if _INEQUALITY.search(text):
         return None
     sides = _RELATION.split(text)
@@ -164,7 +172,7 @@ def introduces(before: str) -> bool:
 
 def _is_unit(after: str) -> bool:
     found = _WORD.findall(after)
-    if not _PROSE.fullmatch(after) or any(_NOT_A_UNIT.fullmatch(word) for word in found):
+    if ";" in after or not _PROSE.fullmatch(after) or any(_NOT_A_UNIT.fullmatch(word) for word in found):
         return False
     if not found:
         return not after.strip(" .")

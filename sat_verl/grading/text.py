@@ -16,10 +16,14 @@ _CHARACTERS = str.maketrans(
     | {"、": ",", "。": ".", "’": "'", "˚": "°", "º": "°", "≈": r"\approx ", "≡": r"\equiv "}
 )
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
-_OPENING = re.compile(r"(?:[\s*_`>]|\$(?!\d)|\\[()\[\]])+")
+_OPENING = re.compile(r"(?:[\s*_`]|\$(?!\d)|\\[()\[\],;:! ])+")
 # Matched against the reversed text: a search for a run that ends the text is quadratic.
-_CLOSING_REVERSED = re.compile(r"(?:[\s*_`.。,，;；]|\$(?!\\)|[()\[\],;!: ]\\)+")
+_CLOSING_REVERSED = re.compile(r"(?:[()\[\],;!: ]\\(?!\\)|[\s*_`.。,，;；]|\$(?!\\))+")
 
+_STYLE = re.compile(
+    r"\\(?:color|textcolor)\s*\{[^{}]*\}|\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries)"
+    r"(?![A-Za-z])\s*"
+)
 _FONT = re.compile(
     r"\\(?:math(?:bf|rm|it|sf|tt|bb|cal|normal)|bm|boldsymbol|text(?:bf|it|sf|tt)|emph|underline|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
@@ -34,7 +38,7 @@ _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|,\\!\s?|\{,\}|\\[,;: ]|\u2009|'| )\d{3}(?!\d))+(?![\d,])")
 _PADDED_GROUP = re.compile(r"\D0\d\d")
 _PERCENT = re.compile(
-    r"\s*(?:\\?%|\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|pct|\\?%)\s*\}|(?<![A-Za-z])(?:percent|pct))$"
+    r"(?:\s|\\[,;: ])*(?:\\?%|\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|pct|\\?%)\s*\}|(?<![A-Za-z])(?:percent|pct))$"
 )
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -61,6 +65,8 @@ def strip_delimiters(text: str) -> str:
                 text = inner.strip()
     opening = _OPENING.match(text)
     text = text[opening.end() :] if opening else text
+    if text.endswith("\\") and not text.endswith("\\\\"):
+        text = text[:-1]  # of a LaTeX space whose blank is stripped
     closing = _CLOSING_REVERSED.match(text[::-1])
     return text[: len(text) - closing.end()] if closing else text
 
@@ -101,7 +107,7 @@ def join_groups(text: str, *, keep_commas: bool = False) -> str:
 
 
 def characters(text: str) -> str:
-    """Replace full-width and typographic characters by their ASCII equals, and collapse white space.
+    """Replace full-width and typographic characters by their ASCII equals, drop colours, collapse white space.
 
     Args:
         text: any text.
@@ -109,7 +115,7 @@ def characters(text: str) -> str:
     Returns:
         The text with the same meaning in plainer characters.
     """
-    return re.sub(r"[ \t\r\n\f\v]+", " ", text.translate(_CHARACTERS)).strip()
+    return re.sub(r"[ \t\r\n\f\v]+", " ", _STYLE.sub("", text.translate(_CHARACTERS))).strip()
 
 
 def plain_spaces(text: str) -> str:

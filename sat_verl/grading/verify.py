@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sat_verl.grading._worker import WALL_CLOCK_FACTOR
-
 DEFAULT_DEADLINE_S = 5.0
 START_LIMIT_S = 120.0
+WALL_CLOCK_FACTOR = 3.0
 GRACE_S = 1.0
 MAX_CHARS = 2000
 
@@ -170,15 +169,13 @@ class Verifier:
         assert process is not None
         assert process.stdin is not None
         self._request_id += 1
-        limit_s = WALL_CLOCK_FACTOR * deadline_s + GRACE_S
-        if end is not None:
-            limit_s = min(limit_s, end - time.monotonic())
+        limit_s = WALL_CLOCK_FACTOR * deadline_s if end is None else end - time.monotonic()
         if limit_s <= 0:
             return _error("clock")
-        request = {"id": self._request_id, **question, "deadline_s": min(deadline_s, limit_s)}
+        request = {"id": self._request_id, **question, "deadline_s": min(deadline_s, limit_s), "limit_s": limit_s}
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
-        reply = self._read(limit_s)
+        reply = self._read(limit_s + (GRACE_S if end is None else 0.0))
         if reply.get("id") != self._request_id:
             raise _WorkerDiedError("answered another question")
         return reply
