@@ -21,7 +21,6 @@ DOMAINS = ("math", "aime")
 _IN_BASE = re.compile(r"[({]?([0-9A-F]+)[)}]?_(?:\{(?:\\text\{)?(\d+)\}*|(\d+))")
 _ASSIGNMENT = re.compile(r"\s*\$?\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=")
 _CUT = frozenset({"length", "max_tokens", "max_length", "truncated"})
-_AIME = re.compile(r"[0-9]{1,3}")
 # Not the answer's fault. Anything else that keeps math-verify from a verdict does not happen to a written-out integer.
 _NOT_THE_ANSWER = frozenset({"clock", "worker_died", "gold_unparsed"})
 _AIME_DEADLINE_S = 2.0
@@ -110,9 +109,9 @@ def grade_policies(
         limit_s: seconds by the clock for everything, the start of the worker included; a comparison that is not done
             by then is a grader error. None: no limit beyond that of the comparisons.
         think_open: the prompt already opened ``<think>``.
-        domain: "aime" for integers from 0 to 999: any other gold is unusable, and an answer that math-verify cannot
-            settle (too large, too long, out of CPU time) is wrong, since the right one can be written as an integer.
-            The comparison itself is that of "math", which None stands for.
+        domain: "aime" if the problem asks for an integer: an answer that math-verify cannot settle (too large, too
+            long, out of CPU time) is then wrong, since the right one can be written as an integer. All else is as for
+            "math", which None stands for.
 
     Returns:
         The grade of each policy.
@@ -125,9 +124,9 @@ def grade_policies(
     if domain not in (None, *DOMAINS):
         raise ValueError(f"domain must be one of {DOMAINS}, not {domain!r}")
     golds = gold_forms(gold)
-    if domain == "aime":
+    integers = domain == "aime" and all(normalize.integer(form) is not None for form in golds)
+    if integers:
         deadline_s = min(deadline_s, _AIME_DEADLINE_S)
-        golds = golds if all(_AIME.fullmatch(normalize.integer(form) or "") for form in golds) else []
     grades: dict[str, Grade] = {}
     known: dict[str, tuple[Status, str, str]] = {}
     for policy in policies:
@@ -141,20 +140,20 @@ def grade_policies(
             grades[policy] = Grade("truncated" if is_cut(finish_reason) else "no_answer", detail=found.reason)
         else:
             if found.answer not in known:
-                known[found.answer] = _compare_any(golds, found.answer, deadline_s, end, domain)
+                known[found.answer] = _compare_any(golds, found.answer, deadline_s, end, integers)
             status, method, detail = known[found.answer]
             grades[policy] = Grade(status, found.answer, method, found.source, detail)
     return grades
 
 
 def _compare_any(
-    golds: Sequence[str], answer: str, deadline_s: float, end: float | None, domain: str | None
+    golds: Sequence[str], answer: str, deadline_s: float, end: float | None, integers: bool
 ) -> tuple[Status, str, str]:
     """Any gold may match; an error is only forgotten for a match."""
     result: tuple[Status, str, str] = ("wrong", "none", "")
     for gold in golds:
         found = compare(gold, answer, deadline_s, end)
-        if domain == "aime" and found[0] == "grader_error" and found[2] not in _NOT_THE_ANSWER:
+        if integers and found[0] == "grader_error" and found[2] not in _NOT_THE_ANSWER:
             found = ("wrong", *found[1:])
         if found[0] == "correct":
             return found

@@ -181,6 +181,8 @@ class Verifier:
         return reply
 
     def _make_ready(self, end: float | None) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._kill()  # from outside, while it was idle
         if self._process is None:
             self._start()
         if self._ready:
