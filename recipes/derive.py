@@ -35,6 +35,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
     - ``actor.clip_ratio_c``: from ``dual_clip``.
     - ``rollout.max_model_len``: prompt plus response.
+    - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
     values.check(cfg)
@@ -55,6 +56,12 @@ def derive(cfg: DictConfig) -> DictConfig:
         schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
+        if cfg.benchmark is None:
+            _fill(cfg, "actor_rollout_ref.rollout.val_kwargs.n", 1)
+        else:
+            schedule.follow(cfg, "actor_rollout_ref.rollout.val_kwargs.n", cfg.benchmark_samples, "benchmark_samples")
+            if OmegaConf.is_missing(cfg.task, "test_file"):
+                cfg.task.test_file = None
         if cfg.backend.name == "cpu":
             _fill(cfg, "ray_kwargs.ray_init.num_gpus", cfg.trainer_ranks + cfg.rollout_replicas)
     return cfg

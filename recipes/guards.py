@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import ratio_guards
+from recipes import benchmark, ratio_guards
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 from sat_verl.cpu.placement import usable_cores
@@ -113,6 +113,8 @@ def _enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
 def files(cfg: DictConfig) -> None:
     if cfg.task.name == "parquet":
         for key in ("train_file", "test_file"):
+            if key == "test_file" and cfg.task.get(key, "") is None and cfg.benchmark is not None:
+                continue
             if OmegaConf.is_missing(cfg.task, key):
                 raise ConfigError(f"task.{key}", "", "a parquet task needs it", f"add task.{key}=FILE.parquet")
             _parquet(f"task.{key}", Path(cfg.task[key]))
@@ -255,7 +257,19 @@ def upstream(cfg: DictConfig) -> None:
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
 
 
-CHECKS = (support, *ratio_guards.CHECKS, sizes, files, model, folders, processes, device)
+def validation(cfg: DictConfig) -> None:
+    """The benchmark is there and whole; and the own test file is not named beside it, where it would not be used."""
+    if cfg.benchmark is None:
+        return
+    if cfg.task.name == "parquet" and cfg.task.test_file is not None:
+        raise ConfigError(
+            "task.test_file", cfg.task.test_file, f"the run validates on benchmark={cfg.benchmark}",
+            f"leave one of them out (benchmark={cfg.task.test_file} validates on this file as a benchmark)",
+        )  # fmt: skip
+    benchmark.load(cfg)
+
+
+CHECKS = (support, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
 
 
 def check(cfg: DictConfig) -> None:

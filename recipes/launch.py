@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import guards, provenance, report, resume
+from recipes import benchmark, guards, provenance, report, resume
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -61,6 +61,10 @@ def prepare(cfg: DictConfig) -> None:
             cfg.data.train_files, cfg.data.val_files = build_data(cfg)
         if cfg.model.name != "hf":
             cfg.actor_rollout_ref.model.path = build_model(cfg)
+        if cfg.benchmark is not None:
+            found = benchmark.load(cfg)
+            benchmark.check_lengths(found, cfg)
+            cfg.data.val_files = str(benchmark.write(found, Path(cfg.cache_dir) / "data"))
 
 
 def build_data(cfg: DictConfig) -> tuple[str, str]:
@@ -242,6 +246,9 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     console = console or Console()
     check(cfg)
     prepare(cfg)
+    if cfg.benchmark is not None:
+        for line in benchmark.origin(cfg.data.val_files)["warnings"]:
+            console.print(f"benchmark {cfg.benchmark}: {line}", soft_wrap=True, highlight=False)
     started = time.time()
     with locked(Path(cfg.run_dir), console) as lock:
         run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])

@@ -65,3 +65,20 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]
             written.append(folder / f"{name}.png")
         plt.close(figure)
     return written
+
+
+def draw_curve(points: Sequence[dict[str, Any]], folder: Path, ylabel: str, title: str) -> Path:
+    """Draw the validation score by optimizer step, with its interval where there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), dpi=150)
+    steps, rates = [point["step"] for point in points], [point["rate"] for point in points]
+    below = [point["rate"] - point.get("low", point["rate"]) for point in points]
+    above = [point.get("high", point["rate"]) - point["rate"] for point in points]
+    axes.errorbar(steps, rates, yerr=[below, above], marker="o", capsize=3)
+    axes.set(xlabel="optimizer step", ylabel=ylabel, title=title, ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    path = folder / "learning_curve.png"
+    figure.savefig(path)
+    plt.close(figure)
+    return path

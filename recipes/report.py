@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recipes import plots, signal
+from recipes import benchmark, plots, signal
+from recipes.schedule import schedule_of
 from sat_verl.records import LAG_FILE, METRICS_FILE, PHASES_FILE, VALIDATION_FILE, WORKER_FILE, read_rows
 
 SUMMARY_FILE = "summary.json"
@@ -40,6 +41,22 @@ def success(metrics: dict[str, Any], problems: int) -> dict[str, float] | None:
             rate = float(value)
             return {"rate": rate, "standard_error": math.sqrt(rate * (1 - rate) / problems), "problems": problems}
     return None
+
+
+def _score(row: dict[str, Any], cfg: DictConfig) -> dict[str, Any] | None:
+    """Of a benchmark if the run has one, else of the task's own test problems."""
+    if cfg.get("benchmark") is None:
+        return success(row, _held_out_problems(cfg))
+    return benchmark.score(row, cfg.benchmark_samples)
+
+
+def _curve(validations: list[dict[str, Any]], cfg: DictConfig) -> list[dict[str, Any]]:
+    """The score by optimizer step, for a run that validates on a benchmark or more often than before and after."""
+    if cfg.get("benchmark") is None and cfg.get("validate_every") is None:
+        return []
+    every = schedule_of(cfg).sync_every
+    scored = ((row["global_step"] * every, _score(row, cfg)) for row in validations)
+    return [{"step": step} | score for step, score in scored if score is not None]
 
 
 def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -91,7 +108,6 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
     validations = read_rows(run_dir / VALIDATION_FILE)
     workers = json.loads((run_dir / WORKER_FILE).read_text())
     lag = json.loads((run_dir / LAG_FILE).read_text())
-    problems = _held_out_problems(cfg)
     checkpoint = hf_checkpoint(run_dir)
     return {
         "algorithm": cfg.choices.algorithm,
@@ -100,8 +116,10 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
         "seed": cfg.seed,
         "steps": len(metrics),
         "warnings": signal.warnings(metrics),
-        "success_before": success(validations[0], problems),
-        "success_after": success(validations[-1], problems),
+        "benchmark": benchmark.origin(cfg.data.val_files) if cfg.get("benchmark") else None,
+        "success_before": _score(validations[0], cfg),
+        "success_after": _score(validations[-1], cfg),
+        "learning_curve": _curve(validations, cfg),
         "loss_mode_in_worker": workers[0]["loss_mode"],
         "loss_in_worker": workers[0],
         "wall_seconds": {
@@ -130,7 +148,10 @@ def write(run_dir: Path, cfg: DictConfig, wall_seconds: float, console: Console)
     partial = run_dir / (SUMMARY_FILE + ".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(run_dir / SUMMARY_FILE)
-    plots.draw(metrics, run_dir / "plots", title=f"{summary['algorithm']} on {summary['task']}")
+    title = f"{summary['algorithm']} on {summary['task']}"
+    plots.draw(metrics, run_dir / "plots", title=title)
+    if summary["learning_curve"]:
+        plots.draw_curve(summary["learning_curve"], run_dir / "plots", _scored(cfg), title=title)
     console.print(table(summary, run_dir))
     for line in summary["warnings"]:
         console.print(Text(line, style="bold red"))
@@ -141,8 +162,18 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _rate(success: dict[str, float] | None) -> str:
-    return "-" if success is None else f"{success['rate']:.1%} ± {success['standard_error']:.1%}"
+def _rate(success: dict[str, Any] | None) -> str:
+    if success is None:
+        return "-"
+    if "low" in success:
+        return f"{success['rate']:.1%} [{success['low']:.1%}, {success['high']:.1%}]"
+    error = success.get("standard_error")
+    return f"{success['rate']:.1%}" + (f" ± {error:.1%}" if error is not None else "")
+
+
+def _scored(cfg: DictConfig) -> str:
+    """What a validation measures."""
+    return "held-out success" if cfg.get("benchmark") is None else f"{cfg.benchmark} avg@{cfg.benchmark_samples}"
 
 
 def lag_row(lag: dict[str, Any]) -> tuple[str, str]:
@@ -158,7 +189,13 @@ def table(summary: dict[str, Any], run_dir: Path) -> Table:
     out.add_row("loss in the worker", summary["loss_in_worker"]["function"])
     out.add_row("optimizer steps", str(summary["steps"]))
     rise = f"{_rate(summary['success_before'])} -> {_rate(summary['success_after'])}"
-    out.add_row("held-out success (± SE)", rise)
+    after = summary["success_after"] or {}
+    if "samples" in after:
+        out.add_row(f"{summary['benchmark']['benchmark']} avg@{after['samples']} [95 % over problems]", rise)
+        if after["not_counted"]:
+            out.add_row("responses that do not count", f"{after['not_counted']}: never drawn, or not to be graded")
+    else:
+        out.add_row("held-out success (± SE)", rise)
     out.add_row(*lag_row(summary["lag"]))
     last = summary["last_step"]
     out.add_row("mean |d|, last step", f"{last.get('actor/abs_log_ratio', float('nan')):.4f}")

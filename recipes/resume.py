@@ -18,7 +18,8 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 _MAY_CHANGE = (
-    "steps", "checkpoint", "resume", "overrides", "ray_kwargs", "sat_verl.keep_checkpoints", "sat_verl.wait_limit_s",
+    "steps", "checkpoint", "resume", "validate_every", "overrides", "ray_kwargs", "sat_verl.keep_checkpoints",
+    "sat_verl.wait_limit_s",
     "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", "trainer.resume_mode",
     "trainer.resume_from_path", "trainer.val_before_train", "trainer.logger", "backend.cores",
     "trainer.v1.sampler.sampler_kwargs.stall_timeout_s", "trainer.experiment_name",
@@ -27,7 +28,17 @@ _MAY_CHANGE = (
 """What a resumed run may have otherwise than before: nothing that the numbers depend on."""
 
 
-_OURS = ("choices.", "seed", "lag.", "task.", "model.", "prompts_per_step", "responses_per_prompt", "dual_clip")
+_OURS = (
+    "choices.",
+    "seed",
+    "lag.",
+    "task.",
+    "model.",
+    "benchmark",
+    "prompts_per_step",
+    "responses_per_prompt",
+    "dual_clip",
+)
 _PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """Paths that are written into the config when data and model have been built; other settings repeat them."""
 
@@ -125,8 +136,14 @@ def check_same(cfg: DictConfig, *, prepared: bool = True) -> None:
     before, now = _flat(json.loads(text)), _flat(OmegaConf.to_container(cfg, resolve=True))
     later = [] if prepared else [before[key] for key in _PREPARED]
     # What the user can have typed comes before what follows from it.
+    # What comes with a benchmark means nothing without one (and earlier versions did not have it).
+    unused = [] if cfg.get("benchmark") else [key for key in now if key.startswith("benchmark_")]
     for key in sorted(before.keys() | now.keys(), key=lambda key: (not key.startswith(_OURS), key.count("."), key)):
-        if any(key == one or key.startswith(one + ".") for one in _MAY_CHANGE) or before.get(key) in later:
+        if (
+            key in unused
+            or any(key == one or key.startswith(one + ".") for one in _MAY_CHANGE)
+            or before.get(key) in later
+        ):
             continue
         if before.get(key) != now.get(key):
             raise ConfigError(

@@ -12,6 +12,8 @@ from sat_verl.lag import SCHEDULES, LagSchedule
 _ASYNC = "trainer.v1.separate_async."
 _SAMPLER = "trainer.v1.sampler."
 STRATEGIES = ("wait", "drop")
+AFTER_TRAINING = 1_000_000_000
+"""A validation interval beyond any run: verl validates at the last step all the same."""
 
 
 def schedule_of(cfg: DictConfig) -> LagSchedule:
@@ -73,6 +75,10 @@ def derive(cfg: DictConfig) -> None:
     follow(cfg, _SAMPLER + "sampler_kwargs.exact", schedule.exact, "lag.schedule")
     follow(cfg, "trainer.total_training_steps", cfg.steps // every, "steps")
     follow(cfg, "trainer.save_freq", max(1, round(cfg.checkpoint.every / every)), "checkpoint.every")
+    if cfg.validate_every is not None:
+        follow(cfg, "trainer.test_freq", max(1, round(cfg.validate_every / every)), "validate_every")
+    elif cfg.trainer.test_freq is None:
+        cfg.trainer.test_freq = AFTER_TRAINING
     _check(cfg)
 
 

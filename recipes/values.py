@@ -22,6 +22,7 @@ _AT_LEAST = {
     "data.max_response_length": 1,
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
+    "benchmark_samples": 1,
     "trainer.v1.sampler.sampler_kwargs.failure_limit": 1,
     "seed": 0,
     "task.seed": 0,
@@ -30,6 +31,7 @@ _AT_LEAST = {
     "task.test_size": 1,
 }
 _AT_LEAST_OR_NULL = {
+    "validate_every": 1,
     "backend.cores": 1,
     "data.train_batch_size": 1,
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
@@ -51,6 +53,7 @@ _MAPPINGS = (
     "algorithm",
     "actor_rollout_ref.actor.policy_loss",
     "backend",
+    "benchmark_data",
     "checkpoint",
     "data",
     "lag",
@@ -95,6 +98,11 @@ def groups(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if not isinstance(value, str) and not (key == "run_dir" and value is None):
             raise ConfigError(key, value, "it must be the path of a folder", f"write {key}=./{value}")
+
+
+def benchmark(cfg: DictConfig) -> None:
+    good = "it must be the name of a benchmark or a file, or null"
+    _require(cfg, "benchmark", lambda v: v is None or (isinstance(v, str) and v != ""), good, "set benchmark=aime24")
 
 
 def integers(cfg: DictConfig) -> None:
@@ -160,5 +168,5 @@ def one_source(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise :class:`ConfigError` for the first setting that is out of range."""
-    for one in (groups, integers, switches, radii, positive, one_source):
+    for one in (groups, benchmark, integers, switches, radii, positive, one_source):
         one(cfg)

@@ -72,8 +72,11 @@ class RunRecorder:
         """Store what the workers say of themselves, one entry per trainer rank."""
         self._replace(WORKER_FILE, reports)
 
-    def validation(self, global_step: int, metrics: dict[str, Any], seconds: float) -> None:
-        row = {"global_step": global_step, "seconds": seconds}
+    def validation(
+        self, global_step: int, metrics: dict[str, Any], seconds: float, problems: dict[str, list[int]] | None = None
+    ) -> None:
+        """Store one validation: verl's metrics, and the counts of each problem (:func:`sat_verl.validation.tally`)."""
+        row = {"global_step": global_step, "seconds": seconds} | ({"problems": problems} if problems else {})
         self._append(VALIDATION_FILE, row | {key: plain(value) for key, value in metrics.items()})
 
     def add(self, metrics: dict[str, Any], samples: dict[str, Any]) -> None:

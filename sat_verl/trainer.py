@@ -29,6 +29,7 @@ from sat_verl.lag import LAG_SUMS, LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
 from sat_verl.saving import WholeCheckpoints
 from sat_verl.step_guard import StepGuard
+from sat_verl.validation import tally
 from sat_verl.worker import ObservedActorWorker
 
 # Upstream passes print's `flush=True` to logger.info, which raises a TypeError when INFO is shown.
@@ -79,6 +80,7 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         self.replay_buffer.on_progress = self.recorder.touch
         self._last_step_end: float | None = None
         self._record: BatchRecord | None = None
+        self._by_problem: dict[str, list[int]] | None = None
 
     @property
     def optimizer_step(self) -> int:
@@ -230,8 +232,18 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         with self.recorder.waiting("the validation"):
             metrics = super()._validate()
         self.recorder.phase("train")
-        self.recorder.validation(self.global_steps, metrics, time.perf_counter() - start)
+        self.recorder.validation(self.global_steps, metrics, time.perf_counter() - start, self._by_problem)
         return metrics
+
+    def _val_metrics_update(
+        self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
+    ) -> dict[str, float]:
+        verdicts = reward_extra_infos_dict.get("verdict")  # another reward function than ours has none
+        problems = [uid for _, uid in expected_acc_counts or ()]  # in the order of the rows
+        self._by_problem = tally(problems, sample_uids, verdicts) if verdicts is not None else None
+        return super()._val_metrics_update(
+            data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=expected_acc_counts
+        )
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)

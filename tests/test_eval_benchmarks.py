@@ -240,8 +240,8 @@ def test_a_task_has_the_problems_that_its_recipe_validates_on(tmp_path, name, se
 
 
 def test_a_tasks_settings_are_checked():
-    assert refusal("chain", difficulty={"digit": 3}).setting == "task.difficulty.digit"
-    assert refusal("chain", size=10**9).setting == "task.test_size"
+    assert refusal("chain", difficulty={"digit": 3}).setting == "difficulty.digit"
+    assert refusal("chain", size=10**9).setting == "size"
     assert refusal("chain", source="x.jsonl").setting == "source"
     assert refusal("aime24", size=3).setting == "size"
     assert refusal("aime24", difficulty={"digits": 3}).setting == "difficulty"

@@ -133,8 +133,7 @@ def _gold(value: Any, column: str, where: str) -> str | list[str]:
 def _from_verl(row: Row, place: int, key: str | None, origin: str) -> Problem:
     where = f"row {place} of {origin}"
     messages = row.get("prompt")
-    single = isinstance(messages, list) and len(messages) == 1 and messages[0].get("role") == "user"
-    if not single:
+    if not isinstance(messages, list) or len(messages) != 1 or messages[0].get("role") != "user":
         raise ConfigError(
             "benchmark", origin, f"{where} is not a single user turn", "put what the system turn says into the user's"
         )

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 import recipes
 from eval.schema import Problem
+from recipes.errors import ConfigError
 from recipes.tasks import TASKS, draw, get_task
 from recipes.tasks.parquet import DATA_VERSION
 
@@ -37,12 +38,17 @@ def problems(
     """
     whole: Any = OmegaConf.to_container(OmegaConf.load(_PRESETS / f"{name}.yaml"))
     preset = whole["task"]
-    task = get_task(name, {**preset["difficulty"], **(difficulty or {})})
     size = preset["test_size"] if size is None else size
     seed = preset["seed"] if seed is None else seed
+    try:
+        task = get_task(name, {**preset["difficulty"], **(difficulty or {})})
+        drawn = draw(task, "test", size, seed)
+    except ConfigError as error:
+        setting = error.setting.replace("task.test_size", "size").removeprefix("task.")
+        raise ConfigError(setting, error.value, error.problem, error.fix) from None
     found = [
         Problem(id=str(one.number), statement=one.prompt, gold=one.ground_truth, data_source=task.data_source)
-        for one in draw(task, "test", size, seed)
+        for one in drawn
     ]
     settings = ", ".join(f"{key} {value}" for key, value in task.difficulty.items())
     lineage = f"recipes.tasks {name} ({settings}), test split, seed {seed}, version {DATA_VERSION}"
