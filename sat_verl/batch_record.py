@@ -24,6 +24,9 @@ SEGMENTS = "policy_segments"
 STARTED, FINISHED = "generation_started", "generation_finished"
 """Keys in ``extra_fields``: Unix time, in seconds, of the first request's start and the last one's end."""
 
+FINISH_REASON = "finish_reason"
+"""Key in ``extra_fields``, and in the ``extra_info`` of the reward function: "length" or "stop"."""
+
 VALUES = ["rm_scores", "response_mask", "rollout_log_probs"]
 """What a step computes with, per token."""
 

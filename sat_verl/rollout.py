@@ -1,13 +1,15 @@
-"""The rollout side of the proof: every response says which policy versions generated it, and when; and has its seed.
+"""The rollout side of the proof: every response says which policy versions generated it, when, and how it ended.
 
 Used through verl's own seams: the trainer hands :class:`RecordingClient` to the agent loops, and
-``rollout.agent.agent_loop_manager_class`` names :class:`SeededAgentLoopManager`.
+``rollout.agent.agent_loop_manager_class`` names :class:`RecordingAgentLoopManager`, or :class:`SeededAgentLoopManager`,
+which also gives each response a seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,7 +18,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from sat_verl.batch_record import FINISHED, SEGMENTS, STARTED
+from sat_verl.batch_record import FINISH_REASON, FINISHED, SEGMENTS, STARTED
 
 _segments: ContextVar[list[list[int]] | None] = ContextVar("policy_segments", default=None)
 
@@ -25,6 +27,32 @@ def request_seed(*identity: object) -> int:
     """A seed of 62 bits that depends on all of ``identity`` and on nothing else."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
+
+
+def finish_reason(
+    prompt_ids: Sequence[int], response_ids: Sequence[int], stop_ids: Collection[int], longest: int, context: int | None
+) -> str:
+    """How a response ended.
+
+    Args:
+        prompt_ids: tokens of the prompt.
+        response_ids: tokens of the response, those of tools included.
+        stop_ids: tokens that end a response.
+        longest: most tokens of a response.
+        context: most tokens of prompt and response; None: no such limit.
+
+    Returns:
+        "length" if a limit is reached and the last token is none that ends a response, else "stop".
+    """
+    full = len(response_ids) >= longest or (context is not None and len(prompt_ids) + len(response_ids) >= context)
+    return "length" if full and not (response_ids and response_ids[-1] in stop_ids) else "stop"
+
+
+def stop_tokens(tokenizer: Any, generation_config: Any) -> frozenset[int]:
+    """The tokens at which the engine ends a response: the tokenizer's, and those of the model's generation config."""
+    found = [tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)]
+    ids = [one for entry in found for one in (entry if isinstance(entry, list | tuple) else [entry])]
+    return frozenset(int(one) for one in ids if one is not None)
 
 
 class _SegmentClient(LLMServerClient):
@@ -57,9 +85,32 @@ class RecordingClient(FullyAsyncLLMServerClient, _SegmentClient):
         return output
 
 
+class _RecordingWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+    """verl's agent loop worker that tells the reward function how a response ended.
+
+    verl reports it nowhere, and its reward managers differ in what they pass on of ``extra_fields``; all of them pass
+    on ``extra_info``.
+    """
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        stops = stop_tokens(self.tokenizer, self.model_config.generation_config)
+        limits = (self.rollout_config.response_length, self.rollout_config.max_model_len)
+        for output in outputs:
+            reason = finish_reason(output.prompt_ids, output.response_ids, stops, *limits)
+            output.extra_fields[FINISH_REASON] = reason
+        # A copy: the responses to a prompt share it.
+        extra = dict(kwargs.get("extra_info") or {}) | {FINISH_REASON: outputs[-1].extra_fields[FINISH_REASON]}
+        await super()._compute_score(outputs, kwargs=kwargs | {"extra_info": extra})
+
+
 @ray.remote
-class SeededAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
-    """verl's agent loop worker that gives each response a seed of its own.
+class RecordingAgentLoopWorker(_RecordingWorker):
+    """The worker of :class:`RecordingAgentLoopManager`."""
+
+
+@ray.remote
+class SeededAgentLoopWorker(_RecordingWorker):
+    """The same that gives each response a seed of its own.
 
     The seed depends on ``sat_verl.seed``, the prompt's place in the run (validation: its row) and the number of the
     response, so that what is sampled does not depend on which requests the engine happens to run together.
@@ -69,6 +120,12 @@ class SeededAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ign
         place = ("val", int(trajectory["sample_index"])) if trajectory["validate"] else ("train", kwargs["uid"])
         seed = request_seed(self.config.sat_verl.seed, *place, int(kwargs["session_id"]))
         return await super()._run_agent_loop(sampling_params | {"seed": seed}, trajectory, **kwargs)
+
+
+class RecordingAgentLoopManager(AgentLoopManagerTQ):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = RecordingAgentLoopWorker
 
 
 class SeededAgentLoopManager(AgentLoopManagerTQ):

@@ -174,9 +174,14 @@ def test_broadcast_lag_is_the_sawtooth_and_old_weights_show(tmp_path):
     assert found["tokens"] == tokens == sum(entry["tokens"] for entry in by_lag.values())
 
 
-def test_bounded_lag_keeps_its_bound(tmp_path):
-    run_dir = tmp_path / "run"
-    train(run_dir, "algorithm=sat_gspo", "lag=bounded2", "steps=8")
+def test_bounded_lag_keeps_its_bound_and_the_reward_knows_what_was_cut(tmp_path):
+    run_dir, dumped = tmp_path / "run", tmp_path / "validation"
+    # Six digits fill the limit, so that no response can end by itself.
+    cut = ["data.max_response_length=6", f"trainer.validation_data_dir={dumped}"]
+    train(run_dir, "algorithm=sat_gspo", "lag=bounded2", "steps=8", *cut)
+    full = [row for path in dumped.iterdir() for row in rows(dumped, path.name) if len(row["output"]) == 6]
+    assert len(full) > 32
+    assert {row["verdict"] for row in full} == {"truncated none cut"}
     found = lag(run_dir)
     assert found["ok"]
     assert found["promised"] == {"at_most": 2}

@@ -66,6 +66,13 @@ def test_options():
     assert compute_score("x", "Answer: 42", "42", {"finish_reason": None, "index": 3})["acc"] == 1.0
 
 
+def test_a_cut_response_of_digits_has_no_answer():
+    for source, gold in (("sat_verl/chain", "4"), ("sat_verl/sort", "134")):
+        cut = compute_score(source, "134", gold, {"finish_reason": "length"})
+        assert (cut["acc"], cut["no_answer"], cut["verdict"]) == (0.0, 1.0, "truncated none cut")
+        assert compute_score(source, "134", gold, {"finish_reason": "stop"})["acc"] == 1.0
+
+
 def test_mistakes_in_the_configuration_are_loud():
     with pytest.raises(TypeError, match="polcy"):
         compute_score("x", "\\boxed{1}", "1", polcy="lenient")
@@ -136,6 +143,52 @@ def sample(response_ids, gold, padding=2):
             "extra_info": np.array([{"index": 0}], dtype=object),
         },
     )
+
+
+@pytest.mark.parametrize("manager", ["naive", "dapo", "gdpo"])
+def test_every_reward_manager_hands_on_how_the_response_ended(manager):
+    """What the recipes' agent loop worker puts into ``extra_info``."""
+    pytest.importorskip("verl")
+    from omegaconf import OmegaConf
+    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+
+    async def run(reason):
+        config = OmegaConf.create({"reward": {}, "trainer": {"experiment_name": "x"}})
+        made = get_reward_manager_cls(manager)(config=config, tokenizer=Tokenizer(), compute_score=load())
+        made.loop = asyncio.get_running_loop()
+        data = sample([5, 1, 7], "7")
+        data.non_tensor_batch["extra_info"][0]["finish_reason"] = reason
+        return (await made.run_single(data))["reward_extra_info"]
+
+    cut, ended = asyncio.run(run("length")), asyncio.run(run("stop"))
+    assert (cut["verdict"], cut["acc"]) == ("truncated none cut", 0.0)
+    assert (ended["verdict"], ended["acc"]) == ("correct digits", 1.0)
+
+
+def test_finish_reason_of_a_response():
+    pytest.importorskip("verl")
+    from sat_verl.rollout import finish_reason
+
+    prompt, stops = [1, 2, 3], {10, 11}
+    assert finish_reason(prompt, [5, 6, 7], stops, 4, None) == "stop"
+    assert finish_reason(prompt, [5, 6, 7, 8], stops, 4, None) == "length"
+    assert finish_reason(prompt, [5, 6, 7, 11], stops, 4, None) == "stop", "it ended with the last token allowed"
+    assert finish_reason(prompt, [5, 6], stops, 4, 5) == "length", "the context is full"
+    assert finish_reason(prompt, [], stops, 4, 3) == "length"
+
+
+def test_stop_tokens_are_those_of_tokenizer_and_generation_config():
+    pytest.importorskip("verl")
+    from transformers import GenerationConfig
+
+    from sat_verl.rollout import stop_tokens
+
+    class Ends:
+        eos_token_id = 10
+
+    assert stop_tokens(Ends, GenerationConfig(eos_token_id=[11, 12])) == {10, 11, 12}
+    assert stop_tokens(Ends, GenerationConfig(eos_token_id=11)) == {10, 11}
+    assert stop_tokens(Ends, None) == {10}
 
 
 @pytest.mark.parametrize("manager", ["naive", "dapo"])

@@ -70,6 +70,15 @@ def test_registries_and_signatures():
         assert parameters(core_algos.get_policy_loss_fn(name)) == expected
 
 
+def test_agent_loop_hooks_that_we_override():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    assert parameters(AgentLoopWorker._compute_score)[:3] == ["self", "outputs", "kwargs"]
+    postprocess = inspect.getsource(AgentLoopWorkerTQ.__ray_actor_class__._agent_loop_postprocess)
+    assert "self._compute_score(outputs, kwargs=kwargs)" in postprocess
+
+
 def test_trainer_hooks_that_we_override():
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync as Trainer
 

@@ -114,7 +114,10 @@ class Sampler:
         ended = responses.masked_fill(~mask, self._tokenizer.eos_token_id)
         texts = self._tokenizer.batch_decode(ended, skip_special_tokens=True)
         golds = [problem.ground_truth for problem in problems for _ in range(group)]
+        cut = mask.all(dim=1) & (responses[:, -1] != self._tokenizer.eos_token_id)
+        reasons = ["length" if one else "stop" for one in cut.tolist()]
         scores = [
-            compute_score(self._task.data_source, text, gold)["score"] for text, gold in zip(texts, golds, strict=True)
+            compute_score(self._task.data_source, text, gold, {"finish_reason": reason})["score"]
+            for text, gold, reason in zip(texts, golds, reasons, strict=True)
         ]
         return Rollout(prompts, responses, mask, log_probs, torch.tensor(scores))
