@@ -69,6 +69,10 @@ def _run(cfg: DictConfig, words: list[str], console: Console) -> int:
             conclude(folder, prepared.plan, timing, prepared.warnings, command)
             console.print(f"interrupted; to go on: {shlex.join(command)}", soft_wrap=True, highlight=False)
             return 130
+        except Exception:
+            # The engine failed; what was drawn before counts, and the cause is shown below.
+            conclude(folder, prepared.plan, timing, prepared.warnings, command)
+            raise
         results = conclude(folder, prepared.plan, timing, prepared.warnings, command)
     print_table(results, console)
     console.print(f"{folder}/report.html", soft_wrap=True, highlight=False)

@@ -28,9 +28,7 @@ class SampleProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
     def add(self, tokens: int, correct: bool | None) -> None:

@@ -111,7 +111,7 @@ def to_sample(reply: Reply, gold: str | list[str], data_source: str, plan: Plan)
     else:
         verdicts = grading.verdicts(
             reply.response, gold, data_source=data_source, finish_reason=reply.finish_reason,
-            think_open=plan.think_open, limit_s=plan.deadline_s,
+            think_open=plan.think_open, deadline_s=plan.deadline_s,
         )  # fmt: skip
     text = reply.response
     return Sample(

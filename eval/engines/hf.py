@@ -18,6 +18,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from eval.engines.base import Reply, Sampling
 from eval.prompts import Request
@@ -39,11 +40,12 @@ class SeededNoise(LogitsProcessor):
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return noisy scores, (batch, vocabulary) float32."""
-        noise = torch.stack([torch.rand(scores.shape[-1], generator=one) for one in self._generators])
-        tiny = torch.finfo(noise.dtype).tiny
-        gumbel = -torch.log(-torch.log(noise.clamp_min(tiny)).clamp_min(tiny))
-        return scores.float() + gumbel.to(scores.device)
+        """Return noisy scores, (batch, vocabulary) float64."""
+        drawn = torch.stack(
+            [torch.empty(scores.shape[-1], dtype=torch.float64).exponential_(generator=one) for one in self._generators]
+        )
+        # Minus the logarithm of an exponential variable is a Gumbel variable.
+        return scores.double() - drawn.log().to(scores.device)
 
 
 class HFEngine:
@@ -64,6 +66,7 @@ class HFEngine:
             batch_size: requests at once.
             trust_remote_code: whether code of the model's folder may run.
         """
+        disable_progress_bar()
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code).to(
             self._device

@@ -163,9 +163,9 @@ class OpenAIEngine:
             return Reply(request, None, "error", what, seconds=time.monotonic() - begin)
 
     def _limit(self, request: Request) -> int | None:
-        """The limit of a response. Where the context ends is the server's business if only it knows the prompt's length."""
-        unknown = not request.token_ids and self._context is not None
-        return None if unknown and request.max_tokens >= self._context else request.max_tokens
+        """The limit of a response; None leaves it to the server, if only that knows how long the prompt is."""
+        beyond = self._context is not None and request.max_tokens >= self._context
+        return None if beyond and not request.token_ids else request.max_tokens
 
     def close(self) -> None:
         """See :class:`eval.engines.base.Engine`."""

@@ -90,7 +90,9 @@ class VLLMEngine:
         ]  # fmt: skip
         prompts = [{"prompt_token_ids": list(request.token_ids)} for request in requests]
         names = self._llm.enqueue(prompts, parameters, use_tqdm=False)
-        waiting, engine = dict(zip(names, requests, strict=True)), self._llm.llm_engine
+        # vLLM returns its internal names, which end in "-" and a random part, and reports under the outer ones.
+        outer = (name.rpartition("-")[0] or name for name in names)
+        waiting, engine = dict(zip(outer, requests, strict=True)), self._llm.llm_engine
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if not output.finished:
@@ -122,4 +124,5 @@ def _cpu_settings() -> dict[str, Any]:
     # vLLM's own binding counts the cores of the machine, not those this process may use.
     cores = plan(usable_cores(), trainer_ranks=1, rollout_replicas=1).rollout_cpus[0]
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
-    return {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30}
+    # Chunked prefill rewinds the seeded generators of a batch by an offset, which CPU generators do not have.
+    return {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 30, "enable_chunked_prefill": False}
