@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sat_verl.grading import Grade, grade, normalize, verify
+from sat_verl.grading import Grade, _worker, grade, grade_policies, normalize, verify
+from sat_verl.grading.extract import POLICIES
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "grading_cases.jsonl").open()]
 # id and policy of the cases whose verdict is known to be wrong.
@@ -41,18 +42,43 @@ def no_worker(monkeypatch):
 # --- verdicts ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def worker():
+    verify.start()
+
+
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(
     ("case", "policy"), [pytest.param(c, p, id=f"{c['id']}-{p}") for c in CASES for p in policies_of(c)]
 )
 def test_case_gets_its_verdict(case, policy):
     response, finish_reason = text_of(case), case.get("finish_reason")
-    started = time.monotonic()
-    result = grade(response, case["gold"], policy=policy, finish_reason=finish_reason, deadline_s=10)
-    assert time.monotonic() - started < 60
+    started, limit_s = time.monotonic(), case.get("limit_s", 20)
+    result = grade(
+        response, case["gold"], policy=policy, finish_reason=finish_reason, limit_s=limit_s, domain=case["domain"]
+    )
+    assert time.monotonic() - started < limit_s
     right = (result.status == "correct") == case["correct"]
     assert right == ((case["id"], policy) not in KNOWN_FAILURES), result
     if case["domain"] == "aime" and response is not None and normalize.integer(case["gold"].strip("\\boxed{}")):
         assert result.status != "grader_error", result
+
+
+def test_verdicts_do_not_depend_on_chance():
+    """sympy tries random numbers; without a fixed seed about one of a hundred of these came out equal."""
+    compare = _worker.load()
+    from sympy.core.random import seed
+
+    for number in (9, 22, 45, 50, 52):
+        seed(number)
+        assert compare("204", r"\infty^\infty") == ("different", "")
+
+
+def test_both_policies_from_one_comparison(monkeypatch):
+    asked = []
+    monkeypatch.setattr(verify, "compare", lambda *args: asked.append(args) or verify.Verdict("equal"))
+    assert {p: g.status for p, g in grade_policies("\\boxed{x+1}", "1+x").items()} == dict.fromkeys(POLICIES, "correct")
+    assert len(asked) == 1
 
 
 def test_cases_cover_every_policy_and_both_verdicts():

@@ -144,12 +144,33 @@ def numbers_differ(gold: Any, answer: Any) -> bool:
     return bool(difference > (DECIMAL_TOLERANCE if rounded else EXACT_TOLERANCE) * max(sizes))
 
 
+_UNDEFINED = (sympy.zoo, sympy.nan)
+_INFINITE = (sympy.oo, -sympy.oo, *_UNDEFINED)
+
+
+def is_undefined(expression: Any) -> bool:
+    """Whether an expression is a division by zero or the like.
+
+    Args:
+        expression: a sympy tree.
+
+    Returns:
+        True if it has no value, not even an infinite one with a sign.
+    """
+    return isinstance(expression, sympy.Expr) and expression.is_number and _comes_to(expression, _UNDEFINED)
+
+
 def _is_infinite(number: sympy.Expr) -> bool:
-    """Whether an expression comes to an infinity or to nothing at all."""
-    strange = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
-    if not number.has(*strange) or number.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit):
+    return _comes_to(number, _INFINITE)
+
+
+def _comes_to(number: sympy.Expr, values: tuple[Any, ...]) -> bool:
+    if number.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit):
         return False
-    return number.doit().has(*strange)
+    # An unevaluated 1/0 holds a power of zero and no infinity yet.
+    if not number.has(*_INFINITE) and not any(power.base.is_zero for power in number.atoms(sympy.Pow)):
+        return False
+    return number.doit().has(*values)
 
 
 def _equations_differ(gold: Equality, answer: Equality) -> bool:

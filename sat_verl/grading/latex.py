@@ -102,9 +102,7 @@ def _both_signs(text: str) -> str:
     parts = re.split(r"\\pm(?![A-Za-z])", text)
     if len(parts) != 2 or parts[0].count("{") == parts[0].count("}"):
         return text
-    name = re.match(r"\s*[A-Za-z]\s*=", parts[0])
-    second = parts[0][name.end() :] if name else parts[0]
-    return f"{parts[0]}+{parts[1]}, {second}-{parts[1]}"
+    return f"{parts[0]}+{parts[1]}, {parts[0]}-{parts[1]}"
 
 
 def _repeating_decimal(match: re.Match[str]) -> str:

@@ -35,7 +35,7 @@ _NOT_A_UNIT = re.compile(
     r"not|no|non|never|minus|negative|plus|times|half|point|over|under|least|most|more|less|fewer|than|between|or|and|to"
     r"|mod|modulo|a?(?:sin|cos|tan)h?|cot|sec|csc|arc\w+|log|ln|lg|exp|sqrt|root|squared|cubed|factorial|choose|percent"
     r"|pct|pi|infinity|base|dozen|binom|frac|undefined|hundred|thousand|million|billion|trillion|except|if|when|divided"
-    r"|multiplied|power|within|apart|perhaps|maybe|probably|possibly|might|could|should|[万亿百千半不非]",
+    r"|multiplied|power|within|apart|perhaps|maybe|probably|possibly|might|could|should|[万亿百千半]|.*[不非没無未].*|.*(?:ない|ません|아니|않).*",
     re.IGNORECASE,
 )
 # One of these after a number starts a clause, which no unit does: "204 because ...".
