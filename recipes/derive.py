@@ -36,6 +36,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``actor.clip_ratio_c``: from ``dual_clip``.
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
+    - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
     values.check(cfg)
@@ -63,5 +64,6 @@ def derive(cfg: DictConfig) -> DictConfig:
             if OmegaConf.is_missing(cfg.task, "test_file"):
                 cfg.task.test_file = None
         if cfg.backend.name == "cpu":
+            _fill(cfg, "actor_rollout_ref.rollout.max_num_batched_tokens", max(4096, length))
             _fill(cfg, "ray_kwargs.ray_init.num_gpus", cfg.trainer_ranks + cfg.rollout_replicas)
     return cfg

@@ -12,6 +12,7 @@ from typing import Any
 from eval.engines.base import Reply, Sampling
 from eval.prompts import Request
 from recipes.errors import ConfigError
+from sat_verl.vllm_plugin import OWNER_ENV
 
 
 def version() -> str | None:
@@ -65,7 +66,8 @@ class VLLMEngine:
         """
         self.identity = identity(dtype, options)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ[OWNER_ENV] = str(os.getpid())
         settings = {key: value for key, value in options.items() if value is not None}
         if cpu_only():
             settings = _cpu_settings() | settings

@@ -1,7 +1,7 @@
 """The CPU backend: what verl and vLLM lack to run on a machine without an accelerator.
 
 Everything here is inert unless the environment says ``VERL_PLATFORM=cpu`` (the recipes' ``backend=cpu`` sets it).
-``platform`` and ``checkpoint_engine`` plug into verl's registries; ``bridges`` and ``vllm_plugin`` are the patches
+``platform`` and ``checkpoint_engine`` plug into verl's registries; ``bridges`` are the patches
 for which there is no registry, each with its reason and the versions that it is for; ``placement`` divides the
 machine's cores.
 """

@@ -1,0 +1,439 @@
+"""python -m eval: models, prompts, settings, the run loop with transformers, and the real engines (slow)."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval import models
+from eval import settings as eval_settings
+from eval.__main__ import main
+from eval.prompts import Renderer, conversation, sample_seed
+from eval.storage import SampleWriter, read_plan, read_results, read_samples
+from recipes.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory):
+    """An untrained tiny model: its responses are noise, long and all different."""
+    from recipes.models.architectures import build_model
+    from recipes.models.tokenizer import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "random"
+    tokenizer = build_tokenizer(4096)
+    build_model("tiny", tokenizer, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def arguments(model, out, *more, engine="hf"):
+    cache = f"cache_dir={out.parent / 'cache'}"
+    return [f"model={model}", f"out={out}", f"engine={engine}", cache, "benchmark=chain", "data.size=6", "n=3", *more]
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_of_weights_is_of_the_tensors_not_of_the_files(random_model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(random_model)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 3
+    assert models.weights_digest(tmp_path / "sharded") == models.weights_digest(random_model)
+    next(iter(model.parameters())).data[0, 0] += 1e-3
+    model.save_pretrained(tmp_path / "changed")
+    assert models.weights_digest(tmp_path / "changed") != models.weights_digest(random_model)
+
+
+def test_the_identity_follows_every_file_that_matters(random_model, tmp_path):
+    import shutil
+
+    shutil.copytree(random_model, tmp_path / "copy")
+    before = models.identity(random_model, tmp_path / "cache")
+    assert models.identity(tmp_path / "copy", tmp_path / "cache") == before
+    tokenizer = tmp_path / "copy" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"a"', '"aa"', 1))
+    config = tmp_path / "copy" / "config.json"
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 500000.0'))
+    after = models.identity(tmp_path / "copy", tmp_path / "cache")
+    assert {name for name in before if before[name] != after[name]} == {"tokenizer_sha256", "config_sha256"}
+
+
+def test_a_changed_file_is_digested_again(random_model, tmp_path):
+    import shutil
+
+    folder, cache = shutil.copytree(random_model, tmp_path / "copy"), tmp_path / "cache"
+    before = models.identity(folder, cache)["weights_sha256"]
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert models.identity(folder, cache)["weights_sha256"] != before
+
+
+def test_a_run_folder_means_its_newest_whole_checkpoint(random_model, tmp_path):
+    import shutil
+
+    from sat_verl import checkpoints
+
+    for step in (2, 4, 6):
+        target = tmp_path / "run" / "checkpoints" / f"global_step_{step}"
+        shutil.copytree(random_model, target / "actor" / "huggingface")
+        if step < 6:
+            checkpoints.mark(target, {"global_step": step})
+    found = models.resolve(str(tmp_path / "run"), tmp_path / "cache")
+    assert found == tmp_path / "run" / "checkpoints" / "global_step_4" / "actor" / "huggingface"
+    named = tmp_path / "run" / "checkpoints" / "global_step_2"
+    assert models.resolve(str(named), tmp_path / "cache") == named / "actor" / "huggingface"
+    assert models.resolve(str(named / "actor"), tmp_path / "cache") == named / "actor" / "huggingface"
+
+
+def test_shards_of_fsdp_are_merged_once_by_verl(random_model, tmp_path):
+    import shutil
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    actor = tmp_path / "global_step_1" / "actor"
+    shutil.copytree(random_model, actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = AutoModelForCausalLM.from_pretrained(random_model).state_dict()
+    torch.save(weights, actor / "model_world_size_1_rank_0.pt")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
+    merged = models.resolve(str(tmp_path / "global_step_1"), tmp_path / "cache")
+    found = AutoModelForCausalLM.from_pretrained(merged, dtype="auto").state_dict()
+    assert set(found) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-2, atol=1e-2)
+    stamp = (merged / "config.json").stat().st_mtime_ns
+    assert models.resolve(str(tmp_path / "global_step_1"), tmp_path / "cache") == merged
+    assert (merged / "config.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("/no/such/folder", "no such folder"), (".", "neither a Hugging Face model"), ("a/b/c", "no such folder")],
+)
+def test_a_model_that_is_none_is_refused(name, part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=part):
+        models.resolve(name, tmp_path / "cache")
+
+
+# --- prompts and seeds -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.text(max_size=20), st.integers(0, 200))
+def test_a_seed_fits_every_engine_and_depends_on_all_it_should(seed, problem, sample):
+    found = sample_seed(seed, problem, sample)
+    assert 0 <= found < 2**31
+    assert found == sample_seed(seed, problem, sample)
+    assert len({found, sample_seed(seed + 1, problem, sample), sample_seed(seed, problem, sample + 1)}) == 3
+
+
+def test_the_samples_of_a_problem_have_seeds_of_their_own():
+    assert len({sample_seed(0, "2024-I-1", number) for number in range(1000)}) == 1000
+
+
+@given(st.text())
+def test_a_statement_goes_into_the_prompt_as_it_is(statement):
+    turns = conversation(statement, "Solve:\n{statement}\nEnd.", None)
+    assert turns == [{"role": "user", "content": f"Solve:\n{statement}\nEnd."}]
+
+
+def test_rendering_gives_what_the_rollout_of_a_recipe_gives(random_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(random_model)
+    messages = [{"role": "user", "content": "What is 1+1?"}]
+    ours = Renderer(tokenizer, None, {})
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert ours.token_ids(ours.text(messages)) == list(expected)
+    tokenizer.chat_template = None
+    assert Renderer(tokenizer, None, {}).text(messages) == "What is 1+1?"
+    with pytest.raises(ConfigError, match="no chat template"):
+        Renderer(tokenizer, True, {})
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "model: it is missing"),
+        (["model=x", "n=0"], "n=0"),
+        (["model=x", "n=many"], "n=many"),
+        (["model=x", "sampling.temperature=-1"], "sampling.temperature=-1"),
+        (["model=x", "sampling.temperature=nan"], "sampling.temperature=nan"),
+        (["model=x", "sampling.top_p=0"], "sampling.top_p=0"),
+        (["model=x", "sampling.top_k=0"], "sampling.top_k=0"),
+        (["model=x", "engine=tgi"], "choose one of hf, openai, sglang, vllm"),
+        (["model=x", "temperature=1"], "did you mean sampling.temperature"),
+        (["model=x", "engine=openai", "engine.base_url=localhost:1"], "it is no web address"),
+        (["model=x", "engine=openai", "engine.api=responses"], "chat or completions"),
+    ],
+)
+def test_bad_settings_are_named(words, part):
+    with pytest.raises(ConfigError, match=part):
+        eval_settings.compose(words)
+
+
+def test_a_bad_command_ends_with_status_2(capsys):
+    assert main(["benchmark=aime24"]) == 2
+    assert "model: it is missing" in capsys.readouterr().err
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def texts(folder):
+    return {place: sample.response for place, sample in read_samples(folder).items()}
+
+
+@pytest.fixture(scope="module")
+def whole(random_model, tmp_path_factory):
+    """A run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(arguments(random_model, out)) == 0
+    return out
+
+
+def test_a_run_has_a_sample_of_every_problem_and_its_own_seeds(whole):
+    samples, plan, results = read_samples(whole), read_plan(whole), read_results(whole)
+    assert len(samples) == 18
+    assert len({sample.seed for sample in samples.values()}) == 18
+    assert len(set(texts(whole).values())) > 12, "samples of an untrained model differ"
+    assert results.complete
+    assert results.received == results.expected == 18
+    assert plan.key["sampling"]["max_tokens"] == 12, "what the recipe trains the task with"
+    cut = [sample for sample in samples.values() if sample.finish_reason == "length"]
+    assert {sample.response_tokens for sample in cut} == {12}
+    assert results.truncated_rate == len(cut) / 18
+    assert 9 < len(cut) < 18, "an untrained model ends a turn by chance"
+    assert (whole / "report.html").is_file()
+    assert set(results.provenance) >= {"command", "versions", "git", "hardware", "time"}
+
+
+def test_a_run_goes_on_and_ends_as_if_it_had_not_been_stopped(whole, random_model, tmp_path):
+    """Whatever was on disk when it was killed, half a line included."""
+    out = tmp_path / "run"
+    out.mkdir()
+    lines = (whole / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "plan.json").write_bytes((whole / "plan.json").read_bytes())
+    (out / "samples.jsonl").write_bytes(b"".join(lines[:7]) + lines[7][:40])
+    assert main(arguments(random_model, out)) == 0
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 18
+    assert texts(out) == texts(whole)
+    assert read_results(out).scores == read_results(whole).scores
+    assert read_results(out).timing["samples"] == 11
+
+
+def test_a_finished_run_draws_nothing_again(whole, random_model, capsys):
+    before = (whole / "samples.jsonl").read_bytes()
+    assert main(arguments(random_model, whole)) == 0
+    assert (whole / "samples.jsonl").read_bytes() == before
+    assert "18 of 18 samples are there" in capsys.readouterr().out
+
+
+def test_more_samples_are_added_to_those_that_are_there(whole, random_model, tmp_path):
+    import shutil
+
+    out = shutil.copytree(whole, tmp_path / "run")
+    assert main(arguments(random_model, out, "n=5")) == 0
+    assert len(read_samples(out)) == 30
+    assert texts(out).items() >= texts(whole).items()
+    assert main(arguments(random_model, out, "n=2")) == 0
+    assert read_results(out).received == 12, "the first two of each problem"
+    assert len(read_samples(out)) == 30, "nothing is thrown away"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("seed=1", "seed: 0, now 1"),
+        ("sampling.temperature=0.5", "sampling.temperature: 1.0, now 0.5"),
+        ("data.seed=5", "benchmark.statements_sha256"),
+        ("prompt.system=Hello", "prompt.system: None, now 'Hello'"),
+        ("dtype=bfloat16", "engine.dtype: 'auto', now 'bfloat16'"),
+    ],
+)
+def test_samples_of_two_kinds_are_never_mixed(whole, random_model, change, field, capsys):
+    before = (whole / "samples.jsonl").read_bytes(), (whole / "plan.json").read_bytes()
+    assert main(arguments(random_model, whole, change)) == 2
+    assert field in capsys.readouterr().err
+    assert ((whole / "samples.jsonl").read_bytes(), (whole / "plan.json").read_bytes()) == before
+
+
+def test_without_a_folder_the_same_command_goes_on_with_the_same_run(random_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in arguments(random_model, tmp_path / "x") if not word.startswith("out=")]
+    assert main(words) == 0
+    assert main([*words, "n=4"]) == 0
+    assert main([*words, "seed=1"]) == 0
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_a_batch_does_not_decide_what_is_drawn(whole, random_model, tmp_path):
+    assert main(arguments(random_model, tmp_path / "run", "engine.batch_size=1")) == 0
+    assert texts(tmp_path / "run") == texts(whole)
+
+
+def test_greedy_decoding_of_several_samples_is_warned_of(random_model, tmp_path):
+    assert main(arguments(random_model, tmp_path / "run", "sampling.temperature=0")) == 0
+    results = read_results(tmp_path / "run")
+    assert any("temperature 0 with n=3" in warning for warning in results.warnings)
+    assert results.duplicates == 12
+
+
+def test_sampling_follows_the_models_distribution(random_model):
+    """The frequencies of the first token against the model's own probabilities."""
+    import torch
+    from scipy import stats
+    from transformers import AutoModelForCausalLM
+
+    from eval.engines.hf import SeededNoise
+
+    model = AutoModelForCausalLM.from_pretrained(random_model)
+    ids = torch.tensor([[3, 29, 28, 28, 28, 30, 28, 1, 4]])
+    logits = model(ids).logits[0, -1].detach()
+    draws = 20000
+    noisy = SeededNoise(range(draws))(ids.expand(draws, -1), logits.expand(draws, -1))
+    counts = torch.bincount(noisy.argmax(-1), minlength=len(logits)).double()
+    expected = draws * logits.double().softmax(-1)
+    assert expected.min() > 5, "every token often enough for the test"
+    assert stats.chisquare(counts.numpy(), (expected * draws / expected.sum()).numpy()).pvalue > 1e-4
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=5), st.integers(0, 200))
+def test_whatever_a_model_says_is_read_back(tmp_path_factory, said, cut):
+    from eval.engines.base import Reply
+    from eval.prompts import Request
+    from eval.run import to_sample
+    from eval.schema import Benchmark
+    from eval.storage import Plan
+
+    folder = tmp_path_factory.mktemp("samples")
+    benchmark = Benchmark(name="x", problems=[], lineage="", statements_sha256="", answers_sha256="")
+    plan = Plan(model="m", benchmark=benchmark, n=1, key={})
+    made = [
+        to_sample(Reply(Request("p", number, 0, (), (), 1), text, "stop"), "1", "math", plan)
+        for number, text in enumerate(said)
+    ]
+    with SampleWriter(folder) as writer:
+        for sample in made:
+            writer.write(sample)
+    assert list(read_samples(folder).values()) == made
+    content = (folder / "samples.jsonl").read_bytes()
+    (folder / "samples.jsonl").write_bytes(content[: max(0, len(content) - cut)])
+    assert list(read_samples(folder).values()) == made[: len(read_samples(folder))]
+
+
+# --- the real engines ------------------------------------------------------------------------------------------------
+
+
+def command(words):
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "eval", *words], cwd=ROOT, env=env, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_aime24_through_vllm_killed_and_resumed(random_model, tmp_path):
+    """kill -9 while samples come in; no process is left, and the end is that of an undisturbed run."""
+    pytest.importorskip("vllm")
+    words = [f"model={random_model}", "n=8", "sampling.max_tokens=48", f"cache_dir={tmp_path / 'cache'}", "seed=7"]
+    killed = command([*words, f"out={tmp_path / 'killed'}", "engine.options.max_num_seqs=16"])
+    samples = tmp_path / "killed" / "samples.jsonl"
+    while not samples.is_file() or samples.read_bytes().count(b"\n") < 20:
+        assert killed.poll() is None, "it ended before it was killed"
+        time.sleep(0.05)
+    family = psutil.Process(killed.pid).children(recursive=True)
+    assert any("EngineCore" in " ".join(process.cmdline()) for process in family)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    psutil.wait_procs(family, timeout=30)
+    assert [process for process in family if process.is_running()] == []
+    drawn = read_samples(tmp_path / "killed")
+    assert 20 <= len(drawn) < 240
+    assert command([*words, f"out={tmp_path / 'killed'}"]).wait() == 0
+    assert command([*words, f"out={tmp_path / 'whole'}"]).wait() == 0
+    assert texts(tmp_path / "killed").items() >= {place: one.response for place, one in drawn.items()}.items()
+    left, right = read_results(tmp_path / "killed"), read_results(tmp_path / "whole")
+    assert left.complete
+    assert left.received == 240
+    assert left.scores == right.scores
+    same = sum(text == texts(tmp_path / "whole")[place] for place, text in texts(tmp_path / "killed").items())
+    assert same >= 235, "another batch may round otherwise, and a draw may fall on the other side of it"
+    assert right.lengths.maximum == 48
+
+
+@contextlib.contextmanager
+def served(model, log):
+    """An OpenAI-compatible server of vLLM on a free port of the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "1024",
+        "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(1 << 28), "--served-model-name", "tiny",
+    ]  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1"}
+    vllm = Path(sys.executable).with_name("vllm")
+    with open(log, "w") as file:
+        server = subprocess.Popen([str(vllm), *words], stdout=file, stderr=file, env=env, start_new_session=True)
+    try:
+        while True:
+            assert server.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        server.terminate()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        for process in alive:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_an_openai_compatible_server_gives_what_the_engine_in_process_gives(random_model, tmp_path):
+    """Rendered tokens, conversations, and transformers: the same samples, since they have the same seeds."""
+    pytest.importorskip("vllm")
+    words = ["benchmark=chain", "data.size=8", "n=4", f"cache_dir={tmp_path / 'cache'}"]
+    own = [f"model={random_model}", *words]
+    assert main([*own, "engine=hf", f"out={tmp_path / 'hf'}"]) == 0
+    with served(random_model, tmp_path / "server.log") as url:
+        remote = ["engine=openai", f"engine.base_url={url}", "engine.served_model=tiny", "engine.concurrency=8"]
+        assert main([*own, *remote, "engine.api=completions", f"out={tmp_path / 'completions'}"]) == 0
+        assert main([*words, "model=tiny", *remote, f"out={tmp_path / 'chat'}"]) == 0
+        assert main([*words, "model=other", "engine=openai", f"engine.base_url={url}", f"out={tmp_path / 'no'}"]) == 2
+    expected = texts(tmp_path / "hf")
+    for name in ("completions", "chat"):
+        found = texts(tmp_path / name)
+        assert sum(found[place] == text for place, text in expected.items()) >= 30, name
+        assert read_results(tmp_path / name).lengths == read_results(tmp_path / "hf").lengths
+    assert any("cannot be digested" in warning for warning in read_results(tmp_path / "chat").warnings)
+
+
+def test_a_server_that_is_not_there_is_named(random_model, tmp_path, capsys):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    words = arguments(random_model, tmp_path / "run", f"engine.base_url={url}", "engine.retries=0", engine="openai")
+    assert main(words) == 2
+    assert "nobody answers there" in capsys.readouterr().err
