@@ -120,7 +120,10 @@ def grade_policies(
         ValueError: for an unknown policy or domain.
         MathVerifyMissingError: if a comparison needs math-verify and it is not installed.
     """
-    end = None if limit_s is None else time.monotonic() + limit_s * (1 - _MARGIN)
+    end = None
+    if limit_s is not None:
+        end = time.monotonic() + limit_s * (1 - _MARGIN)
+        deadline_s = min(deadline_s, limit_s / 2)
     if domain not in (None, *DOMAINS):
         raise ValueError(f"domain must be one of {DOMAINS}, not {domain!r}")
     golds = gold_forms(gold)
