@@ -74,7 +74,7 @@ class VLLMEngine:
         self._sampling = sampling
         from vllm import LLM
 
-        self._llm = LLM(
+        self.llm = LLM(
             str(model), dtype=dtype, max_model_len=context, trust_remote_code=trust_remote_code, **settings
         )  # fmt: skip
 
@@ -91,10 +91,10 @@ class VLLMEngine:
             for request in requests
         ]  # fmt: skip
         prompts = [{"prompt_token_ids": list(request.token_ids)} for request in requests]
-        names = self._llm.enqueue(prompts, parameters, use_tqdm=False)
+        names = self.llm.enqueue(prompts, parameters, use_tqdm=False)
         # vLLM returns its internal names, which end in "-" and a random part, and reports under the outer ones.
         outer = (name.rpartition("-")[0] or name for name in names)
-        waiting, engine = dict(zip(outer, requests, strict=True)), self._llm.llm_engine
+        waiting, engine = dict(zip(outer, requests, strict=True)), self.llm.llm_engine
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if not output.finished:
@@ -111,7 +111,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """See :class:`eval.engines.base.Engine`."""
-        self._llm.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.engine_core.shutdown()
 
 
 def _numeric(options: dict[str, Any]) -> dict[str, Any]:
