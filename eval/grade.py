@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -107,7 +107,9 @@ def grade_case(case: Case, policy: str, limit_s: float) -> Verdict:
     )
 
 
-def _grade_in_order(cases: Iterator[Case], policy: str, limit_s: float, workers: int) -> Iterator[tuple[Case, Verdict]]:
+def _grade_in_order(
+    cases: Iterator[Case], policy: str, limit_s: float, workers: int
+) -> Generator[tuple[Case, Verdict], None, None]:
     if workers == 1:
         for case in cases:
             # Outside of any case's time, and after a worker was killed for an answer that hung: again.

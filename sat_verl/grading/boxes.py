@@ -57,7 +57,7 @@ def scan(text: str, *, loose: bool = False) -> Boxes:
     """
     commands = {m.end(): m.start() for m in (_LOOSE_COMMAND if loose else _COMMAND).finditer(text)}
     complete: list[Box] = []
-    broken: tuple[int, str] | None = None
+    broken: tuple[int, int] | None = None  # where the command starts, and where its content
     for end, start in commands.items():
         if text[end : end + 1] == "{":
             continue
@@ -65,7 +65,7 @@ def scan(text: str, *, loose: bool = False) -> Boxes:
         if loose and number:
             complete.append(Box(start, number.end(), number.group()))
         elif number or text[end : end + 1] == "\\":
-            broken = (start, text[end:])
+            broken = (start, end)
     stack: list[tuple[int, int | None]] = []
     for token in _TOKEN.finditer(text):
         if token.group() == "{":
@@ -76,12 +76,12 @@ def scan(text: str, *, loose: bool = False) -> Boxes:
                 complete.append(Box(command, token.end(), text[brace + 1 : token.start()]))
     for brace, command in stack:
         if command is not None and (broken is None or command > broken[0]):
-            broken = (command, text[brace + 1 :])
+            broken = (command, brace + 1)
     outermost: list[Box] = []
     for box in sorted(complete, key=lambda box: box.start):
         if not outermost or box.start >= outermost[-1].end:
             outermost.append(box)
-    return Boxes(tuple(outermost), broken[0] if broken else None, broken[1] if broken else "")
+    return Boxes(tuple(outermost), broken[0] if broken else None, text[broken[1] :] if broken else "")
 
 
 def is_placeholder(content: str) -> bool:
@@ -99,8 +99,8 @@ def last_group(text: str, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
     """
     group = list(boxes[-1:])
     for box in reversed(boxes[:-1]):
-        between = text[box.end : group[0].start]
+        between = text[box.end : group[-1].start]
         if len(between) > 40 or _BETWEEN_NOISE.sub("", between).lower() not in _SEPARATORS:
             break
-        group.insert(0, box)
-    return tuple(group)
+        group.append(box)
+    return tuple(reversed(group))

@@ -8,18 +8,18 @@ following places are tried in order, and the first one found decides (the name i
     follows it, there is no answer: the earlier one was withdrawn. Boxes joined by list separators are one answer. A
     later, clean answer statement (next two) overrides the box.
 ``answer_tag``
-    a closed ``<answer>...</answer>``.
+    a closed ``<answer>...</answer>`` or ``<final_answer>...</final_answer>``.
 ``answer_line``
-    a statement such as ``Answer: 204``, ``**Final Answer**`` over ``204``, ``The final answer is $204$.`` or
-    ``答案：204``. The last such statement decides, even if it cannot be read.
+    a statement such as ``Answer: 204``, ``**Final Answer**`` over ``204``, ``The final answer is $204$.``,
+    ``#### 204`` or ``答案：204``, in several languages. The last such statement decides, even if it cannot be read.
 ``whole``
     the final part is nothing but one delimited formula, such as ``$x = 3$``.
 
 ``strict`` wants an answer line that opens its line, is clean (a value, not a sentence) and ends the text. ``lenient``
-also accepts a statement anywhere and inside prose, a bare expression as the whole final part, a lone number in the
-closing sentence (``prose``), a box whose backslash or last brace is missing, and a complete box inside unclosed
-reasoning. Neither credits text that was cut: with ``truncated`` only finished boxes and tags count, and statements
-followed by more text.
+also accepts a statement anywhere and inside prose (unless it is conditional or taken back), a bare expression as the
+whole final part, a lone number in the closing sentence (``prose``), a box whose backslash or last brace is missing, and
+a complete box inside unclosed reasoning. Neither credits text that was cut: with ``truncated`` only finished boxes and
+tags count, and statements followed by more text.
 """
 
 from __future__ import annotations

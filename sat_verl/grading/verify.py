@@ -58,6 +58,9 @@ class _ClockError(Exception):
     """There is no answer in time, whoever is to blame."""
 
 
+_TIMERS: dict[int, type[Exception]] = {signal.SIGPROF: _DeadlineError, signal.SIGALRM: _ClockError}
+
+
 class Verifier:
     """One worker process, shared by all threads of the process that owns it.
 
@@ -231,7 +234,7 @@ class Verifier:
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
                 ended_by = -self._process.wait()
-                raise {signal.SIGPROF: _DeadlineError, signal.SIGALRM: _ClockError}.get(ended_by, _WorkerDiedError)
+                raise _TIMERS.get(ended_by, _WorkerDiedError)
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         return json.loads(line)
