@@ -85,12 +85,16 @@ class RecordingClient(FullyAsyncLLMServerClient, _SegmentClient):
         return output
 
 
-class _RecordingWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
-    """verl's agent loop worker that tells the reward function how a response ended.
+class _TellsTheEnd:
+    """For verl's agent loop worker: tells the reward function how a response ended.
 
     verl reports it nowhere, and its reward managers differ in what they pass on of ``extra_fields``; all of them pass
-    on ``extra_info``.
+    on ``extra_info``. A class without a base, since Ray copies verl's worker class by value and this one by name.
     """
+
+    tokenizer: Any
+    model_config: Any
+    rollout_config: Any
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         stops = stop_tokens(self.tokenizer, self.model_config.generation_config)
@@ -100,16 +104,16 @@ class _RecordingWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[n
             output.extra_fields[FINISH_REASON] = reason
         # A copy: the responses to a prompt share it.
         extra = dict(kwargs.get("extra_info") or {}) | {FINISH_REASON: outputs[-1].extra_fields[FINISH_REASON]}
-        await super()._compute_score(outputs, kwargs=kwargs | {"extra_info": extra})
+        await super()._compute_score(outputs, kwargs=kwargs | {"extra_info": extra})  # type: ignore[misc]
 
 
 @ray.remote
-class RecordingAgentLoopWorker(_RecordingWorker):
+class RecordingAgentLoopWorker(_TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The worker of :class:`RecordingAgentLoopManager`."""
 
 
 @ray.remote
-class SeededAgentLoopWorker(_RecordingWorker):
+class SeededAgentLoopWorker(_TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The same that gives each response a seed of its own.
 
     The seed depends on ``sat_verl.seed``, the prompt's place in the run (validation: its row) and the number of the
