@@ -388,13 +388,14 @@ def served(model, log):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [
-        "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "1024",
+        "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "1024",
         "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(1 << 28), "--served-model-name", "tiny",
     ]  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1"}
-    vllm = Path(sys.executable).with_name("vllm")
+    # The command `vllm` of the CPU build looks for a distribution of that name, and ends.
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     with open(log, "w") as file:
-        server = subprocess.Popen([str(vllm), *words], stdout=file, stderr=file, env=env, start_new_session=True)
+        server = subprocess.Popen([*module, *words], stdout=file, stderr=file, env=env, start_new_session=True)
     try:
         while True:
             assert server.poll() is None, log.read_text()[-3000:]
@@ -403,10 +404,10 @@ def served(model, log):
             time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        family = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
         server.terminate()
-        _, alive = psutil.wait_procs(family, timeout=30)
-        for process in alive:
+        server.wait(timeout=60)
+        for process in psutil.wait_procs(family, timeout=30)[1]:
             process.kill()
 
 
