@@ -38,7 +38,7 @@ def load(cfg: DictConfig) -> Benchmark:
 
 def rows(benchmark: Benchmark) -> list[dict[str, Any]]:
     """A benchmark in verl's schema; what the user turn says is what ``python -m eval`` asks."""
-    from eval.benchmarks.columns import gold_text
+    from eval.benchmarks.columns import ground_truth
     from eval.prompts import conversation
 
     return [
@@ -46,7 +46,7 @@ def rows(benchmark: Benchmark) -> list[dict[str, Any]]:
             "data_source": problem.data_source,
             "prompt": conversation(problem.statement, benchmark.prompt, None),
             "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": gold_text(problem.gold)},
+            "reward_model": {"style": "rule", "ground_truth": ground_truth(problem.gold)},
             "extra_info": {"split": "test", "index": index, "problem": problem.id},
         }
         for index, problem in enumerate(benchmark.problems)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from omegaconf import OmegaConf
 
 import recipes
 from eval.benchmarks import NAMES, contests, load, sources
-from eval.benchmarks.fingerprint import fingerprint, hashes, likeness
+from eval.benchmarks.fingerprint import fingerprint, hashes, likeness, without_figure
+from eval.schema import Problem
 from recipes.errors import ConfigError
 from recipes.tasks import get_task, write_parquet
 from sat_verl.grading import grade
@@ -179,6 +181,22 @@ FAULTS = {
     "twice": (lambda rows: [*rows, rows[3] | {"id": "other"}], "2024-I-4: there more than once"),
     "a stranger": (lambda rows: [*rows, STRANGER], "x: no problem of this contest"),
     "another statement": (changed("2024-I-9", problem=lambda s: "What is two plus two?"), "2024-I-9: its statement is"),
+    "a changed number": (
+        changed("2024-I-5", problem=lambda s: s.replace("107", "108")),
+        "2024-I-5: its statement has other numbers than the contest's (108 for 107)",
+    ),
+    "swapped numbers": (
+        changed("2024-I-5", problem=lambda s: s.replace("107", "x").replace("17", "107").replace("x", "17")),
+        "2024-I-5: its statement has other numbers than the contest's (17 for 107, 107 for 17)",
+    ),
+    "a lost number": (
+        changed("2024-I-3", problem=lambda s: s.replace("2024", "some")),
+        "2024-I-3: its statement has other numbers than the contest's (nothing for 2024)",
+    ),
+    "a number spelt out": (
+        changed("2024-I-6", problem=lambda s: s.replace("exactly four times", "exactly five times")),
+        "2024-I-6: its statement has other numbers than the contest's (5 for 4)",
+    ),
     "cut": (changed("2024-I-1", problem=lambda s: s[: len(s) * 2 // 3]), "2024-I-1: its statement is not the"),
 }
 
@@ -208,6 +226,34 @@ def test_aime25s_known_wrong_angle_is_named(tmp_path):
         "2025-I-14: its statement names an angle ZBA"
         in refusal("aime25", source=store(tmp_path / "a.jsonl", rows)).problem
     )
+
+
+@pytest.mark.parametrize("name", ["aime24", "aime25"])
+def test_every_number_that_is_raised_by_one_is_named(name):
+    for problem in load(name).problems:
+        text = without_figure(problem.statement)
+        for match in re.finditer(r"[0-9]+", text):
+            other = f"{text[: match.start()]}{int(match[0]) + 1}{text[match.end() :]}"
+            altered = problem.model_copy(update={"statement": other})
+            faults = [fault for fault in contests.check(name, [altered]).faults if not fault.endswith("missing")]
+            assert [fault.partition(":")[0] for fault in faults] == [problem.id], other
+
+
+def test_how_a_number_is_set_does_not_matter(aime24):
+    def check(row, change):
+        problem = Problem(id=row["id"], statement=change(row["problem"]), gold=row["answer"])
+        assert problem.statement != row["problem"]
+        faults = contests.check("aime24", [problem]).faults
+        assert not [fault for fault in faults if fault.startswith(row["id"])]
+
+    rows = {row["id"]: row for row in aime24}
+    check(rows["2024-II-7"], lambda s: s.replace("1000", "1{,}000"))
+    check(rows["2024-I-6"], lambda s: s.replace("four times", "4 times"))
+    check(rows["2024-I-1"], lambda s: s.replace(r"\frac{1}{2}", r"\frac12"))
+    check(rows["2024-I-5"], lambda s: without_figure(s))
+    for figure in ("![figure 3](https://example.org/17.png)", r"\begin{asy} draw(9); \end{asy}", '<img src="4.png">',
+                   r"\includegraphics[width=4cm]{5.png}"):  # fmt: skip
+        check(rows["2024-I-5"], lambda s, figure=figure: s + figure)
 
 
 # --- the recipes' tasks
@@ -269,6 +315,7 @@ def test_a_file_is_read_as_it_says(tmp_path):
         ({"problem_column": "q"}, "answer_column", "q, a, k"),
         ({"problem_column": "nope"}, "problem_column", "q, a, k"),
         ({"problem_column": "q", "answer_column": "a", "id_column": "i"}, "id_column", "q, a, k"),
+        ({"problem_column": "q", "answer_column": "q"}, "answer_column", "the column of the answers"),
     ],
 )
 def test_a_missing_column_names_those_that_are_there(tmp_path, columns, setting, there):
@@ -289,12 +336,38 @@ def test_a_missing_column_names_those_that_are_there(tmp_path, columns, setting,
         ([{"problem": "A  b", "answer": "1"}, {"problem": "A b", "answer": "1"}], "0, 1: the same statement"),
         ([{"problem": "A", "answer": "1"}, {"problem": "A", "answer": "2"}], 'with different answers: "1", "2"'),
         ([{"problem": "A", "answer": "1", "data_source": "sat_verl/nope"}], "unknown task"),
+        ([{"problem": "A", "answer": "1", "data_source": 5}], "data_source=5"),
+        ([{"problem": "A \ud800", "answer": "1"}], "half of a surrogate pair"),
+        ([{"problem": "A", "answer": "1", "id": "\udfff"}], "half of a surrogate pair"),
+        ([{"prompt": ["A"], "reward_model": {"ground_truth": "1"}}], "not a single user turn"),
+        ([{"problem": "A", "answer": "", "solution": r"\boxed{2}"}, {"problem": "B", "answer": "6", "solution": "9"}],
+         "row 0 of"),
         (["text"], "not a JSON object"),
         ([], "no rows"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused(tmp_path, rows, words):
-    assert words in str(refusal(store(tmp_path / "mine.jsonl", rows)))
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))  # a surrogate stays the escape that it is in JSON
+    assert words in str(refusal(str(path)))
+
+
+def test_the_rows_decide_together_which_column_has_the_answers(tmp_path):
+    rows = [{"problem": "A", "solution": r"\boxed{2}"}, {"problem": "B", "answer": "6", "solution": r"\boxed{9}"}]
+    error = refusal(store(tmp_path / "mine.jsonl", rows))
+    assert (error.setting, error.value) == ("answer_column", "answer")
+    assert [p.gold for p in load(str(tmp_path / "mine.jsonl"), answer_column="solution").problems] == ["2", "9"]
+
+
+def test_json_may_be_pretty_and_suffixes_in_capitals(tmp_path):
+    rows = [{"problem": "One?", "answer": "1"}, {"problem": "Two?", "answer": "2"}]
+    (tmp_path / "list.json").write_text(json.dumps(rows, indent=2))
+    (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "capitals.JSONL").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "one.json").write_text(json.dumps(rows[0], indent=2))
+    for name, expected in (("list.json", "12"), ("lines.json", "12"), ("capitals.JSONL", "12"), ("one.json", "1")):
+        assert "".join(p.gold for p in load(str(tmp_path / name)).problems) == expected
+    assert load(str(tmp_path / "capitals.JSONL")).name == "capitals"
 
 
 def test_repeated_problems_count_once_if_the_user_goes_on(tmp_path):
@@ -311,6 +384,14 @@ def test_broken_files_are_named(tmp_path):
     assert "not a parquet file" in str(refusal(str(tmp_path / "a.parquet")))
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in str(refusal(str(tmp_path / "b.jsonl")))
+    (tmp_path / "c.json").write_text('{\n  "problem": "A",\n  "answer" 1\n}')
+    assert "line 3 is not JSON" in str(refusal(str(tmp_path / "c.json")))
+    (tmp_path / "d.json").write_text("[" * 100_000)
+    assert "line 1 is nested too deeply" in str(refusal(str(tmp_path / "d.json")))
+    (tmp_path / "d.jsonl").write_text('{"problem": "A", "answer": ' + "[" * 100_000)
+    assert "line 1 is nested too deeply" in str(refusal(str(tmp_path / "d.jsonl")))
+    (tmp_path / "e.json").write_text("")
+    assert "no rows" in str(refusal(str(tmp_path / "e.json")))
     assert "no such file" in str(refusal(str(tmp_path / "none.jsonl")))
     assert all(name in refusal("aime").fix for name in NAMES)
 

@@ -17,7 +17,7 @@ columns                                where they are used
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +66,20 @@ def problems(rows: Sequence[Row], columns: Columns, origin: str, data_source: st
     """
     if is_verl(rows[0]) and columns.problem is None and columns.answer is None:
         return [_from_verl(row, place, columns.id, origin) for place, row in enumerate(rows)]
-    problem = _column(rows[0], "problem_column", columns.problem, PROBLEMS, origin)
-    others = tuple(name for name in ANSWERS if name != problem)
-    answer = _column(rows[0], "answer_column", columns.answer, others, origin)
-    key = _id_column(rows[0], columns.id, origin)
+    # All rows decide: a row whose answer is empty is refused, and takes none from another column.
+    filled = {str(name): None for row in rows for name, value in row.items() if value not in (None, "")}
+    there = filled | {str(name): None for row in rows for name in row}
+    asked = {"problem_column": columns.problem, "answer_column": columns.answer, "id_column": columns.id}
+    for setting, name in asked.items():
+        if name is not None and name not in there:
+            raise ConfigError(setting, name, f"{origin} has no such column", f"name one of {', '.join(there)}")
+    problem = columns.problem or _known("problem_column", PROBLEMS, filled, there, origin)
+    answer = columns.answer or _known(
+        "answer_column", tuple(name for name in ANSWERS if name != problem), filled, there, origin
+    )
+    key = columns.id or next((name for name in IDS if name in filled), None)
+    if problem == answer:
+        raise ConfigError("answer_column", answer, "it is the problem_column too", "name the column of the answers")
     found = []
     for place, row in enumerate(rows):
         where = f"row {place} of {origin}"
@@ -80,24 +90,13 @@ def problems(rows: Sequence[Row], columns: Columns, origin: str, data_source: st
     return found
 
 
-def _column(row: Row, setting: str, asked: str | None, known: Sequence[str], origin: str) -> str:
-    there = ", ".join(map(str, row))
-    if asked is not None:
-        if asked not in row:
-            raise ConfigError(setting, asked, f"{origin} has no such column", f"name one that is there: {there}")
-        return asked
+def _known(setting: str, known: Sequence[str], filled: Iterable[str], there: Iterable[str], origin: str) -> str:
+    """The first of the known names under which any row has a value."""
     for name in known:
-        if row.get(name) not in (None, ""):
+        if name in filled:
             return name
-    raise ConfigError(
-        setting, "", f"{origin} has none of the columns {', '.join(known)}", f"name one that is there: {there}"
-    )
-
-
-def _id_column(row: Row, asked: str | None, origin: str) -> str | None:
-    if asked is not None:
-        return _column(row, "id_column", asked, (), origin)
-    return next((name for name in IDS if row.get(name) not in (None, "")), None)
+    problem = f"{origin} has none of the columns {', '.join(known)}"
+    raise ConfigError(setting, "", problem, f"name one of {', '.join(there)}")
 
 
 def _id(row: Row, key: str | None, place: int) -> str:
@@ -105,9 +104,15 @@ def _id(row: Row, key: str | None, place: int) -> str:
     return str(place if value in (None, "") else value)
 
 
-def _problem(key: str, statement: Any, gold: str | list[str], source: str, where: str) -> Problem:
+def _problem(key: str, statement: Any, gold: str | list[str], source: Any, where: str) -> Problem:
     if not isinstance(statement, str) or not statement.strip():
         raise ConfigError("benchmark", key, f"{where} has no statement", "name the right problem_column")
+    if not isinstance(source, str):
+        raise ConfigError("data_source", source, f"{where} has no text there", "write a name, or leave it out")
+    for text in (key, statement, source, *([gold] if isinstance(gold, str) else gold)):
+        if not _is_unicode(text):
+            shown = text.encode("utf-8", "backslashreplace").decode()[:60]
+            raise ConfigError("benchmark", shown, f"{where} has half of a surrogate pair", "mend that character")
     # What verl is given of these names is graded by the task's own rule, and an unknown one cannot be graded.
     known = ("chain", "sort", "arithmetic")
     if source.startswith(OURS) and source.removeprefix(OURS) not in known:
@@ -133,17 +138,28 @@ def _gold(value: Any, column: str, where: str) -> str | list[str]:
 def _from_verl(row: Row, place: int, key: str | None, origin: str) -> Problem:
     where = f"row {place} of {origin}"
     messages = row.get("prompt")
-    if not isinstance(messages, list) or len(messages) != 1 or messages[0].get("role") != "user":
+    turn = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
+    if not isinstance(turn, dict) or turn.get("role") != "user":
         raise ConfigError(
             "benchmark", origin, f"{where} is not a single user turn", "put what the system turn says into the user's"
         )
     extra = row.get("extra_info") or {}
     fallback = extra.get("index") if isinstance(extra, dict) else None
     name = _id(row, key, place if fallback is None else fallback)
-    gold = _gold((row.get("reward_model") or {}).get("ground_truth"), "reward_model.ground_truth", where)
-    return _problem(name, messages[0].get("content"), gold, row.get("data_source") or "math", where)
+    answer = row.get("reward_model")
+    truth = answer.get("ground_truth") if isinstance(answer, dict) else None
+    gold = _gold(truth, "reward_model.ground_truth", where)
+    return _problem(name, turn.get("content"), gold, row.get("data_source") or "math", where)
 
 
-def gold_text(gold: str | list[str]) -> str:
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def ground_truth(gold: str | list[str]) -> str:
     """A gold answer as one text, which the grader reads as the same answers."""
     return gold if isinstance(gold, str) else json.dumps(gold)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.benchmarks.fingerprint import hashes, likeness, without_figure, words
+from eval.benchmarks.fingerprint import hashes, likeness, numbers, other_numbers, without_figure, words
 from eval.schema import Problem
 
 KEYS: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("contests.json").read_text())
-"""By contest and problem id: the answer, the number of words of the statement and its fingerprint."""
+"""By contest and problem id: the answer, and of the statement the number of words, the numbers and the fingerprint."""
 
 YEARS = {"aime24": "2024", "aime25": "2025"}
 
@@ -129,6 +129,8 @@ def _check_statement(name: str, entry: dict[str, Any], statement: str, found: Ch
         found.faults.append(f"{name}: {how}{known}")
     elif alike < RECOGNISED or extra < -EXTRA_WORDS:
         found.faults.append(f"{name}: its statement is not the contest's")
+    elif changed := other_numbers(entry["numbers"].split(), numbers(statement)):
+        found.faults.append(f"{name}: its statement has other numbers than the contest's ({changed})")
     elif alike < SAME_WORDING:
         found.notes.append(f"{name}: the wording differs from that of the usual copies")
     if name == "2025-I-14" and "ZBA" in statement:

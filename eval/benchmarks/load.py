@@ -12,7 +12,7 @@ from typing import Any
 
 from eval.benchmarks import columns, contests, sources, tasks
 from eval.benchmarks.columns import Columns
-from eval.benchmarks.rows import SUFFIXES
+from eval.benchmarks.rows import SUFFIXES, is_file_name
 from eval.schema import Benchmark, Problem
 from recipes.errors import ConfigError
 
@@ -95,7 +95,7 @@ def load(
     found = columns.problems(origin.rows, where, name_or_path)
     found, faults = _distinct(found)
     prompt = AS_IT_IS if columns.is_verl(origin.rows[0]) and problem_column is None else MATH_PROMPT
-    name = Path(name_or_path).stem if name_or_path.endswith(SUFFIXES) else name_or_path
+    name = Path(name_or_path).stem if is_file_name(name_or_path) else name_or_path
     warnings = [*origin.warnings, *_tolerated(name_or_path, faults, allow_faults)]
     return _benchmark(name, found, origin.lineage, prompt, limit, warnings)
 
@@ -110,7 +110,7 @@ def _origin(name: str, revision: str | None, split: str, source: str | None) -> 
     """Of a benchmark without a name of its own."""
     if source is not None:
         raise ConfigError("source", source, f"{name} names its source already", "leave it out")
-    if name.endswith(SUFFIXES) and not _is_hub_file(name):
+    if is_file_name(name) and not _is_hub_file(name):
         if revision is not None:
             raise ConfigError("revision", revision, "a file has none", "leave it out")
         return sources.from_file(Path(name).expanduser())

@@ -15,6 +15,11 @@ SUFFIXES = (".jsonl", ".parquet", ".json", ".txt")
 Row = dict[str, Any]
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name ends as those of files that :func:`read` takes."""
+    return name.lower().endswith(SUFFIXES)
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a file.
 
@@ -29,9 +34,9 @@ def read(path: Path) -> list[Row]:
     """
     if not path.is_file():
         raise ConfigError("benchmark", path, "there is no such file", "give the path of a file of problems")
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise ConfigError("benchmark", path, "its kind is not known", f"give a file that ends in {', '.join(SUFFIXES)}")
-    rows = _parquet(path) if path.suffix == ".parquet" else _json(path)
+    rows = _parquet(path) if path.suffix.lower() == ".parquet" else _json(path)
     if not rows:
         raise ConfigError("benchmark", path, "it holds no rows", "give a file with one row a problem")
     return rows
@@ -49,9 +54,8 @@ def _json(path: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError("benchmark", path, "it is not UTF-8 text", "store it as UTF-8") from None
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        rows = _parsed(path, 1, text)
-    else:
+    rows = _document(path, text) if path.suffix.lower() == ".json" and text.strip() else None
+    if rows is None:
         # Only a line feed ends a line: other separators of Unicode may stand inside a JSON string.
         numbered = enumerate(text.split("\n"), start=1)
         rows = [_parsed(path, number, line) for number, line in numbered if line.strip()]
@@ -61,8 +65,27 @@ def _json(path: Path) -> list[Row]:
     return rows
 
 
+def _document(path: Path, text: str) -> list[Any] | None:
+    """The rows of a text that is one JSON value; None if there are more values, one a line."""
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return None
+        raise _not_json(path, error.lineno, error) from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(path, 1, error) from None
+    return whole if isinstance(whole, list) else [whole]
+
+
 def _parsed(path: Path, number: int, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise ConfigError("benchmark", path, f"line {number} is not JSON ({error})", "mend that line") from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(path, number, error) from None
+
+
+def _not_json(path: Path, number: int, error: Exception) -> ConfigError:
+    if isinstance(error, RecursionError):
+        return ConfigError("benchmark", path, f"line {number} is nested too deeply", "mend that line")
+    return ConfigError("benchmark", path, f"line {number} is not JSON ({error})", "mend that line")

@@ -97,7 +97,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str], where: str) 
 
 def _of_split(folder: Path, split: str, where: str) -> list[Path]:
     """The files that hold a split: one file, or the shards of one, parquet before JSON."""
-    there = [path for path in sorted(folder.rglob("*")) if path.suffix in rows.SUFFIXES and path.name not in _NOT_DATA]
+    there = [path for path in sorted(folder.rglob("*")) if rows.is_file_name(path.name) and path.name not in _NOT_DATA]
     names = {path: PurePosixPath(path.relative_to(folder)) for path in there}
     named = [path for path in there if re.search(rf"(?:^|[/_.-]){re.escape(split)}(?:[/_.-]|$)", str(names[path]))]
     files = named or there
