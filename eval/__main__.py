@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from eval.schema import Benchmark, Results
+from eval.schema import EXCLUDED, Benchmark, Results
 from eval.settings import compose
 from recipes.errors import ConfigError
+from sat_verl.grading import MathVerifyMissingError
+
+if TYPE_CHECKING:
+    from eval.prepare import Prepared
+    from eval.resume import Samples
 
 USAGE = """usage: python -m eval model=PATH [benchmark=aime24] [n=8] [engine=vllm|openai|hf|sglang] [KEY=VALUE ...]
 all settings with their defaults: eval/config/eval.yaml and eval/config/engine/*.yaml
@@ -34,15 +41,26 @@ def main(words: list[str]) -> int:
     errors, console = Console(stderr=True), Console()
     try:
         return _run(compose(words), words, console)
-    except ConfigError as error:
-        errors.print("[bold red]error[/] ", end="")
-        errors.print(str(error), soft_wrap=True, markup=False, highlight=False)
+    except (ConfigError, MathVerifyMissingError) as error:
+        _say(errors, str(error))
         return 2
+    except OSError as error:
+        _say(errors, f"{error}; what was drawn before is kept, and the same command goes on")
+        return 1
+    except KeyboardInterrupt:
+        _say(errors, f"interrupted; to go on: {shlex.join(['python', '-m', 'eval', *words])}")
+        return 130
+
+
+def _say(console: Console, text: str) -> None:
+    console.print("[bold red]error[/] ", end="")
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _run(cfg: DictConfig, words: list[str], console: Console) -> int:
     from eval.prepare import default_out, prepare
-    from eval.run import conclude, draw, missing, open_folder
+    from eval.resume import open_folder
+    from eval.run import conclude
     from eval.table import print_table
     from recipes.lock import locked
 
@@ -50,33 +68,38 @@ def _run(cfg: DictConfig, words: list[str], console: Console) -> int:
     prepared = prepare(cfg, _benchmark(cfg))
     folder = Path(cfg.out) if cfg.out else default_out(prepared.plan)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, console, patience_s=5.0):
-        have = open_folder(folder, prepared.plan)
-        todo = missing(prepared.requests, have)
-        console.print(f"{folder}: {len(prepared.requests) - len(todo)} of {len(prepared.requests)} samples are there",
-                      highlight=False, soft_wrap=True)  # fmt: skip
-        timing: dict[str, float] = {}
+    with locked(folder, console, patience_s=5.0, setting="out"):
+        have = open_folder(folder, prepared.plan, console)
         try:
-            if todo:
-                begin = time.monotonic()
-                engine = prepared.start()
-                loaded = time.monotonic() - begin
-                try:
-                    timing = draw(prepared, engine, folder, todo, cfg.grading.threads, console) | {"load": loaded}
-                finally:
-                    engine.close()
-        except KeyboardInterrupt:
-            conclude(folder, prepared.plan, timing, prepared.warnings, command)
-            console.print(f"interrupted; to go on: {shlex.join(command)}", soft_wrap=True, highlight=False)
-            return 130
-        except Exception:
-            # The engine failed; what was drawn before counts, and the cause is shown below.
-            conclude(folder, prepared.plan, timing, prepared.warnings, command)
+            timing = _draw_missing(cfg, prepared, folder, have, console)
+        except BaseException:
+            # Whatever it was, what was drawn counts; a second failure must not hide the first.
+            with contextlib.suppress(OSError):
+                conclude(folder, prepared.plan, {}, prepared.warnings, command)
             raise
         results = conclude(folder, prepared.plan, timing, prepared.warnings, command)
     print_table(results, console)
     console.print(f"{folder}/report.html", soft_wrap=True, highlight=False)
     return _status(results, cfg.max_errors, console)
+
+
+def _draw_missing(
+    cfg: DictConfig, prepared: Prepared, folder: Path, have: Samples, console: Console
+) -> dict[str, float]:
+    from eval.resume import missing
+    from eval.run import draw
+
+    todo, total = missing(prepared.requests, have), len(prepared.requests)
+    console.print(f"{folder}: {total - len(todo)} of {total} samples are there", highlight=False, soft_wrap=True)
+    if not todo:
+        return {}
+    begin = time.monotonic()
+    engine = prepared.start()
+    loaded = time.monotonic() - begin
+    try:
+        return draw(prepared, engine, folder, todo, cfg.grading.threads, console) | {"load": loaded}
+    finally:
+        engine.close()
 
 
 def _benchmark(cfg: DictConfig) -> Benchmark:
@@ -92,15 +115,15 @@ def _benchmark(cfg: DictConfig) -> Benchmark:
 
 
 def _status(results: Results, allowed: float, console: Console) -> int:
-    excluded = max(
-        sum(score.counts.get(status, 0) for status in ("request_error", "grader_error"))
-        for score in results.scores.values()
-    )
-    if excluded > allowed * results.expected:
+    failed = {status: max(score.counts.get(status, 0) for score in results.scores.values()) for status in EXCLUDED}
+    if sum(failed.values()) > allowed * results.expected:
         console.print(
-            f"{excluded} of {results.expected} samples could not be drawn or graded (max_errors={allowed:g}); "
-            "the same command tries the requests again", soft_wrap=True, highlight=False, style="bold red",
-        )  # fmt: skip
+            f"of {results.expected} samples {failed['request_error']} could not be drawn (the same command tries them "
+            f"again) and {failed['grader_error']} could not be graded: more than max_errors={allowed:g}",
+            soft_wrap=True,
+            highlight=False,
+            style="bold red",
+        )
         return 1
     return 0 if results.complete else 1
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eval.schema import POLICIES, Policy, Verdict
+from eval.schema import POLICIES, Policy, Problem, Verdict
+from eval.storage import Plan
 from sat_verl import grading
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -109,6 +111,33 @@ def verdicts(
     )
     seconds = round((time.monotonic() - started) / max(len(policies), 1), 6)
     return {policy: _verdict(grades[policy], seconds) for policy in policies}
+
+
+def verdicts_under(plan: Plan, problem: Problem, response: str | None, finish_reason: str) -> dict[Policy, Verdict]:
+    """Grade a sample of a run as its plan says: what ``python -m eval`` and ``eval.regrade`` both call.
+
+    Raises:
+        sat_verl.grading.MathVerifyMissingError: as :func:`verdicts`.
+    """
+    return verdicts(
+        response,
+        problem.gold,
+        domain=plan.benchmark.domain,
+        finish_reason=finish_reason,
+        deadline_s=plan.deadline_s,
+        think_open=plan.think_open,
+        data_source=problem.data_source,
+    )
+
+
+def grader_of(plan: Plan) -> dict[str, Any]:
+    """:func:`grader_identity` with the settings that decide verdicts: what ``results.json`` names as the grader."""
+    return grader_identity() | {"deadline_s": plan.deadline_s, "domain": plan.benchmark.domain}
+
+
+def grader_digest(plan: Plan) -> str:
+    """A short name of :func:`grader_of`, which every sample carries."""
+    return hashlib.sha256(json.dumps(grader_of(plan), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _verdict(grade: grading.Grade, seconds: float) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from eval.grading import verdicts
+from eval.resume import check_samples, graded_again
 from eval.schema import POLICIES, Policy, Sample, Verdict
 from eval.second_opinion import math_verify_verdict
-from eval.storage import RESULTS_FILE, SAMPLES_FILE, Plan, read_plan, read_results, read_samples, write_atomically
+from eval.storage import (
+    PLAN_FILE,
+    REPORT_FILE,
+    RESULTS_FILE,
+    SAMPLES_FILE,
+    Plan,
+    read_plan,
+    read_results,
+    read_samples,
+    write_atomically,
+    write_samples,
+)
+from eval.text import visible
 from recipes.errors import ConfigError
+from recipes.lock import locked
 from recipes.tasks.cli import parse_settings
 from sat_verl.grading import MathVerifyMissingError
 
@@ -30,7 +43,7 @@ DEFAULTS: dict[str, Any] = {"policy": "both", "grader": "ours", "out": "", "writ
 REGRADED_FILE = "regraded.jsonl"
 ANSWER_CHARS = 60
 
-Grader = Callable[[Sample, Plan, str], dict[Policy, Verdict]]
+Samples = dict[tuple[str, int], Sample]
 
 
 @dataclass(frozen=True)
@@ -44,28 +57,22 @@ class Change:
     new: Verdict
 
 
-def ours(sample: Sample, plan: Plan, data_source: str) -> dict[Policy, Verdict]:
-    """The present grader, as :mod:`eval.run` calls it."""
-    return verdicts(
-        sample.response,
-        sample.gold,
-        finish_reason=sample.finish_reason,
-        deadline_s=plan.deadline_s,
-        think_open=plan.think_open,
-        data_source=data_source,
-    )
-
-
-def second_opinion(sample: Sample, plan: Plan, data_source: str) -> dict[Policy, Verdict]:
+def second_opinion(plan: Plan, samples: Mapping[tuple[str, int], Sample]) -> Samples:
     """math-verify by itself, which knows no policies."""
-    cut = sample.finish_reason == "length"
-    return dict.fromkeys(POLICIES, math_verify_verdict(sample.response, sample.gold, cut, plan.deadline_s))  # type: ignore[arg-type]
+    golds = {problem.id: problem.gold for problem in plan.benchmark.problems}
+    found: Samples = {}
+    for place, sample in samples.items():
+        cut = sample.finish_reason == "length"
+        verdict = math_verify_verdict(sample.response, golds[sample.problem], cut, plan.deadline_s)
+        verdicts = dict.fromkeys(POLICIES, verdict)
+        found[place] = sample.model_copy(update={"verdicts": verdicts, "grader": "math-verify alone"})
+    return found
 
 
-GRADERS: dict[str, Grader] = {"ours": ours, "math_verify": second_opinion}
+GRADERS: dict[str, Callable[[Plan, Samples], Samples]] = {"ours": graded_again, "math_verify": second_opinion}
 
 
-def regrade(plan: Plan, samples: dict[tuple[str, int], Sample], grader: str = "ours") -> Iterator[Sample]:
+def regrade(plan: Plan, samples: Samples, grader: str = "ours") -> Iterator[Sample]:
     """The samples with their new verdicts, in the order of problem and sample number.
 
     Args:
@@ -76,12 +83,9 @@ def regrade(plan: Plan, samples: dict[tuple[str, int], Sample], grader: str = "o
     Raises:
         sat_verl.grading.MathVerifyMissingError: if math-verify is needed and not installed.
     """
-    sources = {problem.id: problem.data_source for problem in plan.benchmark.problems}
     places = {problem.id: place for place, problem in enumerate(plan.benchmark.problems)}
-    for key in sorted(samples, key=lambda key: (places.get(key[0], len(places)), *key)):
-        sample = samples[key]
-        found = GRADERS[grader](sample, plan, sources.get(sample.problem, "math"))
-        yield sample.model_copy(update={"verdicts": found})
+    found = GRADERS[grader](plan, samples)
+    yield from (found[key] for key in sorted(found, key=lambda key: (places[key[0]], key[1])))
 
 
 def changes(old: Sample, new: Sample, policies: Sequence[Policy]) -> list[Change]:
@@ -102,8 +106,8 @@ def show(found: Sequence[Change], samples: int, console: Console) -> None:
             table.add_column(column, overflow="fold")
         for change in sorted(found, key=lambda change: change.old.status == change.new.status):
             table.add_row(
-                escape(change.problem), str(change.sample), change.policy, change.old.status,
-                " ".join(filter(None, (change.new.status, change.new.detail))), escape(_answers(change)),
+                escape(visible(change.problem)), str(change.sample), change.policy, change.old.status,
+                " ".join(filter(None, (change.new.status, change.new.detail))), escape(visible(_answers(change))),
             )  # fmt: skip
         console.print(table)
     status = sum(change.old.status != change.new.status for change in found)
@@ -130,18 +134,51 @@ def _settings(words: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _replace(folder: Path, plan: Plan, text: str, command: list[str]) -> None:
+def _replace(folder: Path, plan: Plan, old: Samples, new: Sequence[Sample], command: list[str]) -> None:
     """New verdicts into samples.jsonl, and what follows from them."""
     from eval.run import conclude
     from eval.summary import summarize
 
-    old = read_samples(folder)
-    write_atomically(folder / SAMPLES_FILE, text)
+    write_samples(folder, new)
     if (folder / RESULTS_FILE).is_file():
         before = read_results(folder)
         # What the old verdicts gave rise to may no longer be so; the rest is of the sampling.
         stale = summarize(plan, old, grader={}, timing={}, provenance={}, warnings=[]).warnings
         conclude(folder, plan, before.timing, [one for one in before.warnings if one not in stale], command)
+
+
+def _target(settings: dict[str, Any], folder: Path) -> Path:
+    """Where the new verdicts go.
+
+    Raises:
+        ConfigError: over a file of the run, or no file.
+    """
+    out = Path(str(settings["out"])) if settings["out"] else folder / REGRADED_FILE
+    own = {(folder / name).resolve() for name in (PLAN_FILE, SAMPLES_FILE, RESULTS_FILE, REPORT_FILE)}
+    if out.resolve() in own or out.is_dir():
+        raise ConfigError(
+            "out", out, "it is a file of the run, or a folder", "name another file; write=true replaces the verdicts"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _run(words: Sequence[str], console: Console) -> Path:
+    settings = _settings(words)
+    folder = Path(str(settings["run"]))
+    plan = read_plan(folder)
+    with locked(folder, console, patience_s=5.0, setting="run"):
+        samples = read_samples(folder)
+        check_samples(folder, plan, samples)
+        policies: Sequence[Policy] = POLICIES if settings["policy"] == "both" else (settings["policy"],)  # type: ignore[assignment]
+        out = _target(settings, folder)
+        new = list(regrade(plan, samples, settings["grader"]))
+        found = [change for one in new for change in changes(samples[one.problem, one.sample], one, policies)]
+        write_atomically(out, "".join(sample.model_dump_json() + "\n" for sample in new))
+        show(found, len(new), console)
+        if settings["write"] == "true":
+            _replace(folder, plan, samples, new, ["python", "-m", "eval.regrade", *words])
+    return out
 
 
 def main(words: Sequence[str]) -> int:
@@ -155,19 +192,7 @@ def main(words: Sequence[str]) -> int:
         return 0 if words else 2
     console = Console()
     try:
-        settings = _settings(words)
-        folder = Path(str(settings["run"]))
-        plan, samples = read_plan(folder), read_samples(folder)
-        policies: Sequence[Policy] = POLICIES if settings["policy"] == "both" else (settings["policy"],)  # type: ignore[assignment]
-        new = list(regrade(plan, samples, settings["grader"]))
-        found = [change for one in new for change in changes(samples[one.problem, one.sample], one, policies)]
-        text = "".join(sample.model_dump_json() + "\n" for sample in new)
-        out = Path(str(settings["out"])) if settings["out"] else folder / REGRADED_FILE
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, text)
-        show(found, len(new), console)
-        if settings["write"] == "true":
-            _replace(folder, plan, text, ["python", "-m", "eval.regrade", *words])
+        out = _run(words, console)
     except (ConfigError, MathVerifyMissingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from eval import wording
 from eval.charts import histogram
 from eval.schema import POLICIES, STATUSES, Benchmark, Policy, ProblemResult, Results, Sample, Status
 from eval.storage import REPORT_FILE, write_atomically
+from eval.text import visible
 
 RESPONSE_CHARACTERS = 4000
 """Of each response, so much is shown: the beginning and, as the answer stands there, a larger part of the end."""
@@ -28,9 +29,6 @@ _SHORTEST_RESPONSE = 400
 _SETTING_CHARACTERS = 3000
 _DETAILS_BYTES = 1500  # what the page needs for one sample beside its texts
 _HEAD_SHARE = 0.35
-# Control characters have no place in HTML, and a lone surrogate none in UTF-8.
-_CONTROL = {*range(32), *range(127, 160)} - {ord(character) for character in "\t\n\r"}
-_UNPRINTABLE = dict.fromkeys((*_CONTROL, *range(0xD800, 0xE000)), "\N{REPLACEMENT CHARACTER}")
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def render(
             agree=all(problem.statuses["strict"] == problem.statuses["lenient"] for problem in results.problems),
         )
     )
-    return page.translate(_UNPRINTABLE)
+    return visible(page)
 
 
 def write_html(

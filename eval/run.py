@@ -2,125 +2,101 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 
 from eval import grading
 from eval.engines.base import Engine, Reply
-from eval.prepare import Prepared, check_same
+from eval.prepare import Prepared
 from eval.progress import SampleProgress
 from eval.prompts import Request
 from eval.report import write_html
-from eval.schema import POLICIES, Policy, Results, Sample, Verdict
-from eval.storage import (
-    PLAN_FILE,
-    RESULTS_FILE,
-    Plan,
-    SampleWriter,
-    read_plan,
-    read_samples,
-    write_atomically,
-    write_plan,
-)
+from eval.schema import EXCLUDED, Problem, Results, Sample
+from eval.storage import RESULTS_FILE, Plan, SampleWriter, read_samples, write_atomically
 from eval.summary import summarize
 from recipes import provenance
 
 
-def open_folder(folder: Path, plan: Plan) -> dict[tuple[str, int], Sample]:
-    """Begin a run folder or go on with it; returns the samples that are already there.
+class _Sitting:
+    """Grades and stores replies, on any thread, each as soon as it is there."""
 
-    Raises:
-        ConfigError: it holds samples that were drawn otherwise.
-    """
-    if (folder / PLAN_FILE).is_file():
-        check_same(folder, read_plan(folder), plan)
-    write_plan(folder, plan)
-    return read_samples(folder)
+    def __init__(self, plan: Plan, writer: SampleWriter, progress: SampleProgress) -> None:
+        self._plan, self._writer, self._progress = plan, writer, progress
+        self._problems = {problem.id: problem for problem in plan.benchmark.problems}
+        self._grader = grading.grader_digest(plan)
+        self._lock = threading.Lock()
+        self.tokens, self.grading_s = 0, 0.0
 
-
-def missing(requests: list[Request], have: dict[tuple[str, int], Sample]) -> list[Request]:
-    """The requests without a sample, and those that failed before."""
-    return [
-        request
-        for request in requests
-        if (found := have.get((request.problem, request.sample))) is None or found.response is None
-    ]
+    def store(self, reply: Reply) -> None:
+        sample = to_sample(reply, self._problems[reply.request.problem], self._plan, self._grader)
+        self._writer.write(sample)
+        verdict = sample.verdicts["strict"]
+        with self._lock:
+            self.tokens += sample.response_tokens or 0
+            self.grading_s += sum(one.seconds for one in sample.verdicts.values())
+            right = None if verdict.status in EXCLUDED else verdict.status == "correct"
+            self._progress.add(sample.response_tokens or 0, right)
 
 
 def draw(
     prepared: Prepared, engine: Engine, folder: Path, todo: list[Request], threads: int, console: Console
 ) -> dict[str, float]:
-    """Draw, grade and store samples; returns the seconds that it took.
+    """Draw, grade and store samples; returns ``Results.timing``.
 
-    Replies are graded on threads beside the engine's loop, and stored as soon as they are graded.
+    Replies are graded on threads beside the engine's loop.
     """
-    plan, begin = prepared.plan, time.monotonic()
-    golds = {problem.id: (problem.gold, problem.data_source) for problem in plan.benchmark.problems}
-    total, tokens, graded_s = len(prepared.requests), 0, 0.0
-
-    def finish(reply: Reply) -> Sample:
-        gold, source = golds[reply.request.problem]
-        return to_sample(reply, gold, source, plan)
-
+    begin, total = time.monotonic(), len(prepared.requests)
     with (
         SampleWriter(folder) as writer,
         SampleProgress(console, total, total - len(todo)) as progress,
         ThreadPoolExecutor(max_workers=threads) as pool,
     ):
-        for sample in _graded(engine.generate(todo), pool, finish):
-            writer.write(sample)
-            tokens += sample.response_tokens or 0
-            graded_s += sum(verdict.seconds for verdict in sample.verdicts.values())
-            verdict = sample.verdicts["strict"]
-            known = verdict.status not in ("request_error", "grader_error")
-            progress.add(sample.response_tokens or 0, verdict.status == "correct" if known else None)
+        sitting = _Sitting(prepared.plan, writer, progress)
+        _hand_over(engine.generate(todo), pool, sitting)
     seconds = time.monotonic() - begin
     return {
         "generate": seconds,
-        "grade": graded_s,
-        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "grade": sitting.grading_s,
+        "tokens_per_second": sitting.tokens / max(seconds, 1e-9),
         "samples": len(todo),
     }
 
 
-def _graded(replies: Iterator[Reply], pool: ThreadPoolExecutor, finish: Callable[[Reply], Sample]) -> Iterator[Sample]:
-    """Graded samples in the order in which their grading ends, without holding up the engine."""
-    running: set[Future[Sample]] = set()
+def _hand_over(replies: Iterable[Reply], pool: ThreadPoolExecutor, sitting: _Sitting) -> None:
+    """Store all replies; what fails there (a full disk, say) ends the loop at the next reply."""
+    running: deque[Future[None]] = deque()
     for reply in replies:
-        running.add(pool.submit(finish, reply))
-        done = {future for future in running if future.done()}
-        running -= done
-        for future in done:
-            yield future.result()
-    while running:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield future.result()
+        running.append(pool.submit(sitting.store, reply))
+        while running and running[0].done():
+            running.popleft().result()
+    for future in running:
+        future.result()
 
 
-def to_sample(reply: Reply, gold: str | list[str], data_source: str, plan: Plan) -> Sample:
+def to_sample(reply: Reply, problem: Problem, plan: Plan, grader: str) -> Sample:
     """Grade a reply under every policy."""
-    request = reply.request
-    verdicts: dict[Policy, Verdict]
-    if reply.response is None:
-        verdicts = {policy: Verdict(status="request_error", detail="no_response") for policy in POLICIES}
-    else:
-        verdicts = grading.verdicts(
-            reply.response, gold, data_source=data_source, finish_reason=reply.finish_reason,
-            think_open=plan.think_open, deadline_s=plan.deadline_s,
-        )  # fmt: skip
-    text = reply.response
+    # A server may hand over half of a surrogate pair, which no UTF-8 file can hold.
+    text = None if reply.response is None else reply.response.encode("utf-8", "replace").decode("utf-8")
     return Sample(
-        problem=request.problem, sample=request.sample, seed=request.seed, gold=gold,
-        # A server may hand over half of a surrogate pair, which no UTF-8 file can hold.
-        response=None if text is None else text.encode("utf-8", "replace").decode("utf-8"),
-        finish_reason=reply.finish_reason, error=reply.error, prompt_tokens=reply.prompt_tokens,
-        response_tokens=reply.response_tokens, seconds=round(reply.seconds, 3), verdicts=verdicts,
-    )  # fmt: skip
+        problem=problem.id,
+        sample=reply.request.sample,
+        seed=reply.request.seed,
+        gold=problem.gold,
+        response=text,
+        finish_reason=reply.finish_reason,
+        error=reply.error.encode("utf-8", "replace").decode("utf-8"),
+        prompt_tokens=reply.prompt_tokens,
+        response_tokens=reply.response_tokens,
+        seconds=round(reply.seconds, 3),
+        verdicts=grading.verdicts_under(plan, problem, text, reply.finish_reason),
+        grader=grader,
+    )
 
 
 def conclude(folder: Path, plan: Plan, timing: dict[str, float], warnings: list[str], command: list[str]) -> Results:
@@ -128,9 +104,13 @@ def conclude(folder: Path, plan: Plan, timing: dict[str, float], warnings: list[
     wanted = {(problem.id, number) for problem in plan.benchmark.problems for number in range(plan.n)}
     samples = {place: sample for place, sample in read_samples(folder).items() if place in wanted}
     results = summarize(
-        plan, samples, grader=grading.grader_identity(), timing=timing,
-        provenance=provenance.collect(command), warnings=warnings,
-    )  # fmt: skip
+        plan,
+        samples,
+        grader=grading.grader_of(plan),
+        timing=timing,
+        provenance=provenance.collect(command),
+        warnings=warnings,
+    )
     write_atomically(folder / RESULTS_FILE, results.model_dump_json(indent=2) + "\n")
     write_html(results, folder, samples, plan.benchmark)
     return results

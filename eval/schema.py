@@ -48,6 +48,8 @@ class Benchmark(_Record):
     """What the user turn says by default; ``{statement}`` stands for the problem."""
     max_tokens: int = 32768
     """Limit of a response by default: the paper's, or what a recipe trains its task with."""
+    domain: Literal["aime", "math"] | None = None
+    """"aime": every answer is an integer, so whatever cannot be read as one is wrong."""
     warnings: list[str] = Field(default_factory=list)
 
 
@@ -80,6 +82,8 @@ class Sample(_Record):
     seconds: float = 0.0
     """From handing the request to the engine to its last token."""
     verdicts: dict[Policy, Verdict]
+    grader: str
+    """Digest of what graded it: sources and libraries of the grader, and its settings."""
 
 
 class Interval(_Record):

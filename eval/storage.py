@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
     write_atomically(folder / PLAN_FILE, plan.model_dump_json(indent=2) + "\n")
 
 
-def _checked(kind: type[BaseModel], path: Path, text: str, where: str) -> Any:
+def _checked(kind: type[BaseModel], path: Path, text: bytes, where: str) -> Any:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -69,7 +70,7 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN_FILE
     if not path.is_file():
         raise ConfigError("run", folder, f"it has no {PLAN_FILE}", "name a folder that python -m eval has written")
-    return _checked(Plan, path, path.read_text(encoding="utf-8"), "")
+    return _checked(Plan, path, path.read_bytes(), "")
 
 
 def read_results(folder: Path) -> Results:
@@ -81,13 +82,13 @@ def read_results(folder: Path) -> Results:
     path = folder / RESULTS_FILE
     if not path.is_file():
         raise ConfigError("run", folder, f"it has no {RESULTS_FILE}", "run python -m eval out=... to its end first")
-    return _checked(Results, path, path.read_text(encoding="utf-8"), "")
+    return _checked(Results, path, path.read_bytes(), "")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The complete lines of a file; a killed process may leave half of one."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), start=1):
+    content = path.read_bytes() if path.is_file() else b""
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
         if line:
             yield number, line
 
@@ -106,8 +107,16 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Sample]:
     return found
 
 
+def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
+    """Replace all samples of a run folder, whole or not at all."""
+    write_atomically(folder / SAMPLES_FILE, "".join(sample.model_dump_json() + "\n" for sample in samples))
+
+
 class SampleWriter:
-    """Appends samples, each whole and on disk before the next one; half a line of a killed run is cut off first."""
+    """Appends samples, from any thread; what was written outlives the process, however it ends.
+
+    Half a line that a killed run has left is cut off first.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / SAMPLES_FILE
@@ -115,11 +124,14 @@ class SampleWriter:
         self._file.seek(0)
         content = self._file.read()
         self._file.truncate(content.rfind(b"\n") + 1)
+        self._lock = threading.Lock()
 
     def write(self, sample: Sample) -> None:
         """Append one sample."""
-        self._file.write(json.dumps(sample.model_dump(), ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(sample.model_dump(), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
 
     def close(self) -> None:
         """Bring what was written to the disk and close."""

@@ -18,7 +18,9 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def locked(run_dir: Path, console: Console, patience_s: float = PATIENCE_S) -> Iterator[int]:
+def locked(
+    run_dir: Path, console: Console, patience_s: float = PATIENCE_S, setting: str = "run_dir"
+) -> Iterator[int]:
     """Hold the run folder; yields a file descriptor, and whoever inherits it holds the folder too.
 
     The supervisor does, so that a folder whose command was killed stays locked until its last process is gone.
@@ -36,7 +38,7 @@ def locked(run_dir: Path, console: Console, patience_s: float = PATIENCE_S) -> I
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        "run_dir", run_dir, "another run is going on in this folder", "wait for its end, or stop it"
+                        setting, run_dir, "another run is going on in this folder", "wait for its end, or stop it"
                     ) from None
                 if not told:
                     console.print(f"waiting for the earlier run in {run_dir} to end")

@@ -46,6 +46,7 @@ def sample(problem, number, letter, **changes):
         "error": "time limit" if letter == "!" else "",
         "response_tokens": None if letter == "!" else 10 + number,
         "verdicts": {"strict": verdict, "lenient": verdict},
+        "grader": "of the tests",
     }
     return Sample(**(values | changes))
 

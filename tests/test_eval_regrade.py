@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from eval import regrade
 from eval.grading import verdicts
+from eval.prompts import sample_seed
 from eval.run import conclude
 from eval.schema import POLICIES, Benchmark, Problem, Sample, Verdict
 from eval.second_opinion import math_verify_verdict
@@ -27,14 +30,15 @@ def folder(tmp_path):
     benchmark = Benchmark(
         name="four", problems=problems, lineage="the tests", statements_sha256="0", answers_sha256="0"
     )
-    plan = Plan(model="m", benchmark=benchmark, n=1, key={"sampling": {"temperature": 1.0}})
+    plan = Plan(model="m", benchmark=benchmark, n=1, key={"sampling": {"temperature": 1.0}, "seed": 0})
     write_plan(tmp_path, plan)
     with SampleWriter(tmp_path) as writer:
-        for seed, (name, gold, _, response, reason) in enumerate(TASKS):
+        for name, gold, _, response, reason in TASKS:
             old = Verdict(status="wrong", answer="5") if response else Verdict(status="request_error")
             writer.write(
                 Sample(
-                    problem=name, sample=0, seed=seed, gold=gold, response=response, finish_reason=reason,
+                    problem=name, sample=0, seed=sample_seed(0, name, 0), gold=gold, response=response,
+                    finish_reason=reason, grader="an old one",
                     verdicts=dict.fromkeys(POLICIES, old),
                 )
             )  # fmt: skip
@@ -87,6 +91,43 @@ def test_math_verify_by_itself_is_another_opinion_and_never_replaces(folder, cap
     assert statuses(read_samples(folder)) == RIGHT
     assert regrade.main([f"run={folder}", "grader=math_verify", "write=true"]) == 2
     assert "write=true" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "plan.json", "results.json", "report.html", "."])
+def test_a_file_of_the_run_is_no_place_for_new_verdicts(folder, name, capsys):
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert regrade.main([f"run={folder}", f"out={folder / name}", "grader=math_verify"]) == 2
+    assert "out=" in capsys.readouterr().err
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_edited_golds_are_refused(folder, capsys):
+    text = (folder / "samples.jsonl").read_text()
+    (folder / "samples.jsonl").write_text(text.replace('"gold": "3"', '"gold": "2"'))
+    assert regrade.main([f"run={folder}"]) == 2
+    assert "its answer is '3'" in capsys.readouterr().err
+
+
+def test_a_run_that_is_going_on_is_left_alone(folder, capsys):
+    from rich.console import Console
+
+    from recipes.lock import locked
+
+    with locked(folder, Console(), 0.0):
+        assert regrade.main([f"run={folder}", "write=true"]) == 2
+    assert "another run is going on" in capsys.readouterr().err
+
+
+def test_an_answer_cannot_steer_the_terminal(folder, capsys):
+    text = (folder / "samples.jsonl").read_text()
+    assert WITHDRAWN in json.loads(text.splitlines()[1])["response"]
+    row = json.loads(text.splitlines()[1])
+    row["response"] = "\\boxed{\x1b]0;owned\x07\u202e5}"
+    (folder / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    assert regrade.main([f"run={folder}"]) == 0
+    told = capsys.readouterr().out
+    assert "owned" in told
+    assert not {"\x1b", "\x07", "\u202e"} & {*told}
 
 
 def test_second_opinion_statuses():

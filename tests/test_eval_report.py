@@ -103,6 +103,7 @@ def drawn(
                 error="server gone" if failed else "",
                 response_tokens=None if failed else 50 + place,
                 verdicts={"strict": verdict(status, answer), "lenient": lenient},
+                grader="of the tests",
             )
     for missing in list(samples)[problems * n - lost :]:
         del samples[missing]

@@ -278,6 +278,99 @@ def test_samples_of_two_kinds_are_never_mixed(whole, random_model, change, field
     assert ((whole / "samples.jsonl").read_bytes(), (whole / "plan.json").read_bytes()) == before
 
 
+def copy_of(whole, tmp_path):
+    import shutil
+
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def changed(folder, change):
+    """The folder with every stored sample changed by ``change``, which gets its JSON object."""
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in lines:
+        change(row)
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+
+
+def test_samples_of_another_grader_are_graded_again(whole, random_model, tmp_path, capsys):
+    out = copy_of(whole, tmp_path)
+    right = {"status": "correct", "answer": "1", "method": "x", "source": "x", "detail": "", "seconds": 0.0}
+    changed(out, lambda row: row.update(grader="older", verdicts={"strict": right, "lenient": right}))
+    assert main(arguments(random_model, out)) == 0
+    assert "18 samples were graded by another grader and are graded again" in capsys.readouterr().out
+    assert read_results(out).scores == read_results(whole).scores
+    assert {sample.grader for sample in read_samples(out).values()} == {
+        sample.grader for sample in read_samples(whole).values()
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda row: row.update(seed=1), "another seed"),
+        (lambda row: row.update(gold="7777"), "its answer is"),
+        (lambda row: row.update(problem="none"), "no such problem"),
+    ],
+)
+def test_samples_of_another_run_are_refused(whole, random_model, tmp_path, capsys, change, part):
+    out = copy_of(whole, tmp_path)
+    changed(out, change)
+    assert main(arguments(random_model, out)) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_samples_without_a_plan_are_of_nobody_knows_what(whole, random_model, tmp_path, capsys):
+    out = copy_of(whole, tmp_path)
+    (out / "plan.json").unlink()
+    assert main(arguments(random_model, out)) == 2
+    assert "no plan.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{", b"[]", b""])
+def test_a_damaged_plan_is_named(whole, random_model, tmp_path, capsys, content):
+    out = copy_of(whole, tmp_path)
+    (out / "plan.json").write_bytes(content)
+    assert main(arguments(random_model, out)) == 2
+    assert "plan.json" in capsys.readouterr().err
+
+
+def test_half_a_character_at_the_end_is_cut_off_with_its_line(whole, random_model, tmp_path):
+    out = copy_of(whole, tmp_path)
+    with open(out / "samples.jsonl", "ab") as file:
+        file.write('{"problem": "é'.encode()[:-1])
+    assert main(arguments(random_model, out)) == 0
+    assert texts(out) == texts(whole)
+
+
+def test_a_sample_is_stored_while_others_are_still_being_drawn(whole, tmp_path):
+    """A straggler of 32k tokens must not hold back what is there."""
+    from rich.console import Console
+
+    from eval.engines.base import Reply
+    from eval.prepare import Prepared
+    from eval.prompts import Request
+    from eval.run import draw
+
+    plan = read_plan(whole)
+    asked = [Request(problem.id, 0, 0, (), (), 1) for problem in plan.benchmark.problems[:2]]
+    out = tmp_path / "run"
+    out.mkdir()
+
+    class Slow:
+        def generate(self, requests):
+            yield Reply(requests[0], "first", "stop")
+            deadline = time.monotonic() + 20
+            while not read_samples(out):
+                assert time.monotonic() < deadline, "the first sample is not stored"
+                time.sleep(0.01)
+            yield Reply(requests[1], "second", "stop")
+
+    prepared = Prepared(plan, asked, [], lambda: None)
+    with open(os.devnull, "w") as nowhere:
+        draw(prepared, Slow(), out, asked, 1, Console(file=nowhere))
+    assert len(read_samples(out)) == 2
+
+
 def test_without_a_folder_the_same_command_goes_on_with_the_same_run(random_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [word for word in arguments(random_model, tmp_path / "x") if not word.startswith("out=")]
@@ -324,14 +417,15 @@ def test_whatever_a_model_says_is_read_back(tmp_path_factory, said, cut):
     from eval.engines.base import Reply
     from eval.prompts import Request
     from eval.run import to_sample
-    from eval.schema import Benchmark
+    from eval.schema import Benchmark, Problem
     from eval.storage import Plan
 
     folder = tmp_path_factory.mktemp("samples")
     benchmark = Benchmark(name="x", problems=[], lineage="", statements_sha256="", answers_sha256="")
     plan = Plan(model="m", benchmark=benchmark, n=1, key={})
+    problem = Problem(id="p", statement="", gold="1")
     made = [
-        to_sample(Reply(Request("p", number, 0, (), (), 1), text, "stop"), "1", "math", plan)
+        to_sample(Reply(Request("p", number, 0, (), (), 1), text, "stop"), problem, plan, "of the tests")
         for number, text in enumerate(said)
     ]
     with SampleWriter(folder) as writer:
