@@ -25,12 +25,21 @@ _LAG = re.compile(r"(broadcast|constant|bounded)?(\d+)")
 
 @dataclass(frozen=True)
 class Source:
-    """Where Hydra finds a command's config: its module, the name of the main file, and the groups of presets."""
+    """Where Hydra finds a command's config.
+
+    Attributes:
+        module: of the config files.
+        name: of the main file.
+        groups: of presets.
+        folder: that the files are in.
+        open_sections: beginnings of the settings that may be added with ``+``; by default any.
+    """
 
     module: str
     name: str
     groups: tuple[str, ...]
     folder: Path
+    open_sections: tuple[str, ...] = ("",)
 
     def choices(self, group: str) -> list[str]:
         """Names of the presets of a config group."""
@@ -153,7 +162,8 @@ def explain(error: Exception, overrides: Sequence[str], source: Source = TRAIN) 
             )
         close = _closest(key, known)
         meant = f"did you mean {' or '.join(close)}? " if close else ""
-        return ConfigError(key, value, "there is no such setting", f"{meant}prefix it with + to add a new setting")
+        other = "prefix it with + to add a new setting" if key.startswith(source.open_sections) else "leave it out"
+        return ConfigError(key, value, "there is no such setting", f"{meant}{other}")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return ConfigError(
         "command line", " ".join(overrides), first, "write KEY=VALUE, quote values with spaces or commas"
