@@ -56,6 +56,7 @@ def prepare(cfg: DictConfig, benchmark: Benchmark) -> Prepared:
         "benchmark": {
             "name": benchmark.name,
             "problems": len(benchmark.problems),
+            "graded_as": sorted({problem.data_source for problem in benchmark.problems}),
             "statements_sha256": benchmark.statements_sha256,
             "answers_sha256": benchmark.answers_sha256,
         },

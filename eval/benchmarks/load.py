@@ -141,7 +141,8 @@ def _named(
             faults.append(f"{len(found)} problems, where it has {known.count}")
     found = [one.model_copy(update={"data_source": name}) for one in found]
     warnings = [*origin.warnings, *notes, *_tolerated(name, faults, lax, origin.lineage)]
-    return _benchmark(name, found, origin.lineage, known.prompt, limit, warnings)
+    made = _benchmark(name, found, origin.lineage, known.prompt, limit, warnings)
+    return made.model_copy(update={"domain": "aime"}) if known.prompt == AIME_PROMPT else made
 
 
 def _find(name: str, source: str | None, revision: str | None, split: str | None) -> sources.Source:
