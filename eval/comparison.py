@@ -70,6 +70,8 @@ class Comparisons(_Record):
     policy: Policy
     first: str
     first_model: str
+    folders: dict[str, str]
+    """Of each run, by name, as the user gave it; empty if the runs are from nowhere."""
     comparisons: list[Comparison]
     warnings: list[str]
 
@@ -210,7 +212,12 @@ def _own_warnings(runs: Mapping[str, Results]) -> list[str]:
 
 
 def compare(
-    runs: Mapping[str, Results], policy: Policy = "strict", *, resample: Resample = "problems", seed: int = 0
+    runs: Mapping[str, Results],
+    policy: Policy = "strict",
+    *,
+    resample: Resample = "problems",
+    seed: int = 0,
+    folders: Mapping[str, str] | None = None,
 ) -> Comparisons:
     """Compare every run with the first.
 
@@ -219,6 +226,7 @@ def compare(
         policy: whose verdicts count.
         resample: what the bootstrap draws anew: problems, or samples within them too.
         seed: of the bootstrap and of random signs.
+        folders: where the runs are from, by name.
 
     Raises:
         ConfigError: runs that are incomplete or cannot be compared.
@@ -239,6 +247,7 @@ def compare(
         policy=policy,
         first=base,
         first_model=first.model,
+        folders=dict(folders or {}),
         comparisons=[one.model_copy(update={"p_holm": p}) for one, p in zip(found, adjusted, strict=True)],
         warnings=warnings + _own_warnings(runs),
     )

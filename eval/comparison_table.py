@@ -40,7 +40,7 @@ def conclusion(found: Comparison, first: str) -> str:
         return f"{found.name} is {than}: {_points(mean)} points, p {_p(found.p_holm, '= ')}"
     start = f"{found.name} against {first}: no difference shown"
     if seen is None:
-        return f"{start}, and all problems agree in it, so that nothing can be said about smaller ones"
+        return f"{start}; all problems agree in it: their spread does not tell how small a difference would have shown"
     problems = found.difference.problems
     return (
         f"{start}; a true one under {100 * seen:.1f} points had less than an 80% chance with these {problems} problems"
@@ -89,6 +89,11 @@ def _print_problems(found: Comparison, first: str, console: Console) -> None:
     console.print(table)
 
 
+def _title(found: Comparisons, name: str, model: str) -> str:
+    folder = found.folders.get(name)
+    return f"{name} = {model}" if folder is None else f"{name} = {folder} (model {model})"
+
+
 def print_comparisons(found: Comparisons, console: Console) -> None:
     """Print every comparison with its intervals, the problems that differ most, and the warnings.
 
@@ -97,8 +102,8 @@ def print_comparisons(found: Comparisons, console: Console) -> None:
         console: where to; it fits 80 columns.
     """
     for one in found.comparisons:
-        console.print(Text(f"{one.name} = {one.model}", style="bold", overflow="fold"))
-        console.print(Text(f"against {found.first} = {found.first_model}", overflow="fold"))
+        console.print(Text(_title(found, one.name, one.model), style="bold", overflow="fold"))
+        console.print(Text(f"against {_title(found, found.first, found.first_model)}", overflow="fold"))
         console.print(f"{found.benchmark}, {len(one.problems)} problems x {found.n}, {found.policy}", highlight=False)
         table = Table(box=box.SIMPLE, show_header=False)
         table.add_column()

@@ -25,7 +25,7 @@ from eval.schema import (
 from eval.statistics import Votes
 from eval.storage import Plan
 from recipes.errors import ConfigError
-from sat_verl.grading.normalize import integer
+from sat_verl.grading import canonical
 
 MANY_TRUNCATED = 0.05
 """From this share of truncated responses on, the results carry a warning."""
@@ -61,8 +61,8 @@ def rows_of(plan: Plan, samples: Mapping[tuple[str, int], Sample]) -> list[Row]:
 def votes_of(row: Row, policy: Policy) -> Votes:
     """What the samples of a problem vote for.
 
-    All correct samples are one class, in whatever way they write the answer. Other answers are told apart as integers
-    where they are integers, else by their text. Samples without an answer do not vote.
+    All correct samples are one class, in whatever way they write the answer. Other answers are told apart by
+    :func:`sat_verl.grading.canonical`. Samples without an answer do not vote.
     """
     correct, abstained = 0, 0
     others: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def votes_of(row: Row, policy: Policy) -> Votes:
         if verdict.status == "correct":
             correct += 1
         elif verdict.status == "wrong" and verdict.answer is not None:
-            others[integer(verdict.answer) or verdict.answer.strip()] += 1
+            others[canonical(verdict.answer, verdict.method).strip()] += 1
         elif verdict.status not in EXCLUDED:
             abstained += 1
     return Votes(correct, tuple(sorted(others.values())), abstained)

@@ -215,6 +215,11 @@ def test_excluded_samples_are_bounded_and_named():
         ("benchmark", {"name": "hand", "answers_sha256": "zz"}, "benchmark.answers_sha256: bb in a, zz in b"),
         ("prompt", {"template": "{statement}", "system": "Think."}, "prompt.system: none in a, Think. in b"),
         ("sampling", {"temperature": 0.6, "top_p": 1.0, "context": 4096}, "sampling.temperature: 1.0 in a, 0.6 in b"),
+        (
+            "sampling",
+            {**eval_runs.KEY["sampling"], "extra_body": {"min_p": 0.1}},
+            "sampling.extra_body.min_p: absent in a, 0.1 in b",
+        ),
         ("something_new", 3, "something_new: absent in a, 3 in b"),
     ],
 )
@@ -276,6 +281,8 @@ def test_command(tmp_path, capsys):
     out = tmp_path / "new" / "found.json"
     assert command.main([f"base={a}", f"trained={b}", f"out={out}"]) == 0
     printed = capsys.readouterr().out
+    assert f"trained = {b} (model models/x)" in printed.replace("\n", "")
+    assert f"against base = {a} (model models/x)" in printed.replace("\n", "")
     assert "trained is better than base: +25.0 points, p = 0.016" in printed
     assert "problems that differ (all 7)" in printed
     assert "p of no difference (sign flips, exact)" in printed
@@ -291,7 +298,9 @@ def test_command_says_what_would_have_been_missed(tmp_path, capsys):
     # Differences 1/4, -1/4, 0, 0: sd 0.204, and (3.182 + 0.978) 0.204 / 2 = 42.5 points.
     assert "no difference shown; a true one under 42.5 points had less than an 80% chance" in capsys.readouterr().out
     assert command.main([f"a={folders[0]}", f"b={folders[0]}"]) == 0
-    assert "all problems agree in it" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "all problems agree in it" in printed
+    assert "nothing can be said" not in printed
 
 
 def test_command_prints_brackets_as_they_are(tmp_path, capsys):
@@ -312,18 +321,23 @@ def test_command_prints_brackets_as_they_are(tmp_path, capsys):
         (["a={a}", "b={a}", "seed=-1"], "it is negative"),
         (["a={a}", "b"], "not of the form name=value"),
         (["a={a}", "b={n4}"], "n: 2 in a, 4 in b"),
+        (["a={a}", "b={n4}"], "error: b={n4}: it cannot be compared with a"),
+        (["a={a}", "b={half}"], "error: b={half}: the run is incomplete"),
+        (["a={a}", "b={a}", "out={empty}"], "out={empty}: it is a folder"),
+        (["a={a}", "b={a}", "out={a}/results.json/x.json"], "its folder cannot be made"),
     ],
 )
 def test_command_refuses_in_one_line(tmp_path, capsys, words, text):
     folders = {
         "a": write(tmp_path / "a", results(["+-"])),
         "n4": write(tmp_path / "n4", results(["+-++"])),
+        "half": write(tmp_path / "half", results(["+ "])),
         "empty": tmp_path / "empty",
     }
     folders["empty"].mkdir()
     assert command.main([word.format(**folders) for word in words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert text in captured.err
+    assert text.format(**folders) in captured.err
     assert captured.err.count("\n") == 1
     assert "Fix:" in captured.err

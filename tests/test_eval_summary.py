@@ -134,6 +134,18 @@ def test_votes_are_canonical():
     assert votes_of(row, "strict") == Votes(correct=2, others=(2, 2), abstained=2)
 
 
+def test_votes_on_digits_are_as_written():
+    """To the sort task 012 and 12 are two answers; to mathematics they are one."""
+
+    def graded(number, answer, method):
+        verdict = Verdict(status="wrong", answer=answer, method=method)
+        return eval_runs.sample("p0", number, "-", verdicts={"strict": verdict, "lenient": verdict})
+
+    for method, others in (("digits", (1, 2)), ("integer", (3,))):
+        row = [graded(number, answer, method) for number, answer in enumerate(("012", "12", "12"))]
+        assert votes_of(row, "strict") == Votes(correct=0, others=others, abstained=0)
+
+
 def test_sizes_of_subsets():
     assert [subset_sizes(n) for n in (0, 1, 6, 8)] == [[], [1], [1, 2, 4, 6], [1, 2, 4, 8]]
 
