@@ -48,8 +48,8 @@ def check(lags: list[str], overrides: list[str]) -> None:
         ends = [step for step in range(every, cfg.steps + 1, every) if step >= SKIP]
         if len(ends) < 3:
             raise SystemExit(
-                f"steps={cfg.steps}: lag={lag} syncs every {every} steps, and the first {SKIP} steps and the last window "
-                f"are not timed. Fix: set steps={SKIP + 3 * every} or more."
+                f"steps={cfg.steps}: lag={lag} syncs every {every} steps, and the first {SKIP} steps and the last "
+                f"window are not timed. Fix: set steps={SKIP + 3 * every} or more."
             )
 
 

@@ -54,7 +54,7 @@ def device_of(name: str | None) -> str:
 def _load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     """The model, every tensor of which is in the folder."""
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
@@ -62,7 +62,8 @@ def _load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
         raise ConfigError(
             "model", folder, f"transformers cannot load it ({reason})", "mend its files, or try engine=vllm"
         ) from error
-    # transformers would draw these at random.
+    model, report = loaded
+    # transformers draws these at random.
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             "model", folder, f"{len(missing)} tensors are missing, the first {missing[0]}",
@@ -113,8 +114,8 @@ class HFEngine:
         """
         disable_progress_bar()
         self._device = device_of(device)
-        self._model = _load(model, dtype, trust_remote_code).to(self._device)
-        self._model.eval()
+        self._model: Any = _load(model, dtype, trust_remote_code).eval()
+        self._model.to(self._device)
         self._tokenizer, self._sampling, self._batch_size = tokenizer, sampling, batch_size
         self.identity = identity(dtype)
         # As vLLM does it: the tokenizer's token and those of the model.
@@ -164,7 +165,7 @@ class HFEngine:
             tokens = row[: request.max_tokens]
             end = next((place for place, token in enumerate(tokens) if token in self._ends), None)
             length = len(tokens) if end is None else end + 1
-            text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
+            text = str(self._tokenizer.decode(tokens[:length], skip_special_tokens=True))
             yield Reply(
                 request, text, "length" if end is None else "stop",
                 prompt_tokens=len(request.token_ids), response_tokens=length, seconds=seconds,
