@@ -17,6 +17,9 @@ CHOICES = (None, "r3")
 ROLLOUT_SWITCH = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 TRAINERS = {"fsdp": "fsdp_config", "fsdp2": "fsdp_config", "megatron": "megatron", "veomni": "veomni"}
 """Where the actor's config of an engine is that can have a replay mode, by ``actor.strategy``."""
+TARGETS = {"fsdp_config": "sat_verl.routing.config.RouterReplayConfig"}
+"""The typed config of a replay mode where it is not verl's."""
+VERL_TARGET = "verl.workers.config.EngineRouterReplayConfig"
 ROLLOUTS = ("vllm", "sglang")
 """Rollout engines of verl that return routes."""
 _OFF = (None, "disabled")
@@ -48,8 +51,9 @@ def derive(cfg: DictConfig) -> None:
     if found not in (*_OFF, "R3"):
         raise ConfigError(key, found, f"it follows from {KEY}={wanted}, which makes it R3", f"leave it out, set {KEY}")
     OmegaConf.update(cfg, ROLLOUT_SWITCH, True)
-    target = "verl.workers.config.EngineRouterReplayConfig"
-    OmegaConf.update(cfg, key.removesuffix(".mode"), {"_target_": target, "mode": "R3"}, force_add=True)
+    settings = key.removesuffix(".mode")
+    target = OmegaConf.select(cfg, settings + "._target_") or TARGETS.get(engine, VERL_TARGET)
+    OmegaConf.update(cfg, settings, {"_target_": target, "mode": "R3"}, force_add=True)
 
 
 def _refuse_by_hand(cfg: DictConfig, engine: str | None) -> None:

@@ -53,7 +53,8 @@ def bind_routes(module: Any) -> None:
         if not layers:
             raise NoRoutesError(f"{type(self.model).__name__} has no mixture-of-experts layer that vLLM runs itself")
         if not all(isinstance(getattr(one._quant_method, "cpu_fused_moe", None), CPUFusedMOE) for one in layers):
-            return original(self, capturer)  # with its own refusal of kernels that tell nothing
+            original(self, capturer)  # with its own refusal of kernels that tell nothing
+            return
         for layer in layers:
             setattr(layer.routed_experts, SINK, partial(capturer.capture, layer.layer_id))
 
