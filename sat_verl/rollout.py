@@ -123,7 +123,8 @@ class PackedOutput(AgentLoopOutput):
     """verl's output of an agent loop, its routes as :func:`sat_verl.routes.pack` made them: verl stores ``int16``."""
 
     def as_dict(self) -> dict[str, Any]:
-        packed, self.routed_experts = self.routed_experts, None
+        packed = self.routed_experts
+        self.routed_experts = None
         return super().as_dict() | {routes.ROUTES: torch.from_numpy(packed)}
 
 
