@@ -122,9 +122,10 @@ class _TellsTheEnd:
 class PackedOutput(AgentLoopOutput):
     """verl's output of an agent loop, its routes as :func:`sat_verl.routes.pack` made them: verl stores ``int16``."""
 
+    routed_experts: Any = None
+
     def as_dict(self) -> dict[str, Any]:
-        packed = self.routed_experts
-        self.routed_experts = None
+        packed, self.routed_experts = self.routed_experts, None
         return super().as_dict() | {routes.ROUTES: torch.from_numpy(packed)}
 
 
