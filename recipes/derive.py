@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import schedule, values
+from recipes import routing, schedule, values
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -34,6 +34,7 @@ def derive(cfg: DictConfig) -> DictConfig:
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
     - ``actor.clip_ratio_c``: from ``dual_clip``.
+    - the replay modes of rollout and trainer: from ``routing_replay`` (:mod:`recipes.routing`).
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
@@ -55,6 +56,7 @@ def derive(cfg: DictConfig) -> DictConfig:
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
         dual_clip = NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip
         schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")
+        routing.derive(cfg)
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.benchmark is None:
