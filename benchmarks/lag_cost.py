@@ -24,6 +24,7 @@ from recipes import provenance
 from recipes.compose import compose, expand_short_forms
 from recipes.launch import run
 from recipes.resume import begin_or_go_on, with_earlier
+from recipes.schedule import schedule_of
 from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
 
 SKIP = 8
@@ -37,6 +38,19 @@ def one(out: Path, lag: str, overrides: list[str]) -> Path:
         words = begin_or_go_on(run_dir, [*overrides, f"lag={lag}"])
         run(compose(expand_short_forms(with_earlier(words))), command=["python", "-m", "recipes.train", *words])
     return run_dir
+
+
+def check(lags: list[str], overrides: list[str]) -> None:
+    """Refuse, before anything runs, a number of steps that leaves nothing to time."""
+    for lag in lags:
+        cfg = compose([*overrides, f"lag={lag}"])
+        every = schedule_of(cfg).sync_every
+        ends = [step for step in range(every, cfg.steps + 1, every) if step >= SKIP]
+        if len(ends) < 3:
+            raise SystemExit(
+                f"steps={cfg.steps}: lag={lag} syncs every {every} steps, and the first {SKIP} steps and the last "
+                f"window are not timed. Fix: set steps={SKIP + 3 * every} or more."
+            )
 
 
 def measure(run_dir: Path) -> dict[str, Any]:
@@ -84,6 +98,7 @@ def main(arguments: list[str]) -> int:
     out = Path(options.pop("out")).absolute()
     lags = options.pop("lags", "0,1,8,constant8,bounded8").split(",")
     overrides = ["checkpoint.every=1000000", *(f"{key}={value}" for key, value in options.items())]
+    check(lags, overrides)
     results = {lag: measure(one(out, lag, overrides)) for lag in lags}
     report = {"overrides": overrides, "results": results, "provenance": provenance.collect()}
     (out / "lag_cost.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -9,19 +9,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from eval.storage import write_atomically
+from eval import weights
 from recipes.errors import ConfigError
 from sat_verl import checkpoints
 
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json",
+_VOCABULARIES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json", "*.tiktoken",
 )  # fmt: skip
-_CHUNK = 1 << 22
+_TOKENIZER_FILES = (
+    *_VOCABULARIES, "tokenizer_config.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
 
 
 def _has_weights(folder: Path) -> bool:
@@ -90,12 +91,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 def _merged(actor: Path, backend: str, cache_dir: Path) -> Path:
     """The checkpoint as a Hugging Face folder, made by verl's own merger and kept under the shards' identity."""
-    stamp = hashlib.sha256()
-    for path in sorted(actor.rglob("*")):
-        if path.is_file() and not path.name.startswith("optim_"):
-            facts = path.stat()
-            stamp.update(f"{path.relative_to(actor)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
-    target = cache_dir / "merged" / stamp.hexdigest()[:16]
+    parts = [path for path in actor.rglob("*") if path.is_file() and not path.name.startswith("optim_")]
+    target = cache_dir / "merged" / weights.stamp(parts)
     if _has_weights(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,73 +116,92 @@ def _merged(actor: Path, backend: str, cache_dir: Path) -> Path:
     return target
 
 
-def _tensors(path: Path) -> dict[str, tuple[str, int, int]]:
-    """Of a safetensors file: name -> (dtype and shape, first byte, end)."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return {
-        name: (f"{entry['dtype']} {entry['shape']}", *(8 + length + offset for offset in entry["data_offsets"]))
-        for name, entry in header.items()
-    }
-
-
-def _digest(path: Path, begin: int = 0, end: int | None = None) -> str:
-    found, left = hashlib.sha256(), (path.stat().st_size if end is None else end) - begin
-    with open(path, "rb") as file:
-        file.seek(begin)
-        while left > 0 and (chunk := file.read(min(_CHUNK, left))):
-            found.update(chunk)
-            left -= len(chunk)
-    return found.hexdigest()
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over the tensors of a model by name, dtype, shape and content, however they are spread over files."""
-    files = sorted(folder.glob("*.safetensors"))
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        if files:
-            parts = {
-                f"{name} {kind}": pool.submit(_digest, path, begin, end)
-                for path in files
-                for name, (kind, begin, end) in _tensors(path).items()
-            }
-        else:
-            parts = {path.name: pool.submit(_digest, path) for path in sorted(folder.glob("pytorch_model*.bin"))}
-        lines = [f"{name} {part.result()}\n" for name, part in sorted(parts.items())]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _remembered(folder: Path, cache_dir: Path) -> str:
-    """:func:`weights_digest`, computed again only if a file of the folder has changed (60 GB take a minute)."""
-    paths = sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
-    stamp = " ".join(f"{path.resolve()}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
-    name = hashlib.sha256(stamp.encode()).hexdigest()[:16]
-    memory = cache_dir / "digests" / name
-    if memory.is_file() and len(known := memory.read_text().strip()) == 64:
-        return known
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    found = weights_digest(folder)
-    write_atomically(memory, found + "\n")
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("model", path, "there is no such file", "a model in Hugging Face format has it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise weights.damaged(path, error) from error
+    if not isinstance(found, dict):
+        raise weights.damaged(path, "it holds no JSON object")
     return found
 
 
 def identity(folder: Path, cache_dir: Path) -> dict[str, Any]:
-    """What the samples of a model depend on: digests of weights, config, tokenizer and chat template."""
-    tokenizer = [_digest(folder / name) for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    config = json.loads((folder / "config.json").read_text())
+    """What the samples of a model depend on: digests of weights, config and tokenizer, and the tokens that end a turn.
+
+    Of ``generation_config.json`` nothing but those tokens counts: how samples are drawn is a setting of the run.
+
+    Raises:
+        ConfigError: a file is damaged, or a weight is no finite number.
+    """
+    config = _read_json(folder / "config.json")
     for volatile in ("transformers_version", "_name_or_path"):
         config.pop(volatile, None)
+    tokenizer = [
+        f"{path.name} {weights.file_digest(path)}\n" for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)
+    ]
     return {
-        "weights_sha256": _remembered(folder, cache_dir),
+        "weights_sha256": weights.remembered_digest(folder, cache_dir),
         "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-        "tokenizer_sha256": hashlib.sha256("".join(tokenizer).encode()).hexdigest(),
+        "tokenizer_sha256": hashlib.sha256("".join(sorted(tokenizer)).encode()).hexdigest(),
+        "stop_ids": stop_ids(folder),
     }
 
 
+def stop_ids(folder: Path) -> list[int]:
+    """The tokens that end a response, beside the tokenizer's own: of ``generation_config.json``, else of the config.
+
+    vLLM and transformers look there too.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        path = folder / "config.json"
+    found = _read_json(path).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in ids):
+        raise weights.damaged(path, f"eos_token_id is {found!r}")
+    return sorted(set(ids))
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """The tokenizer of a model's folder.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    # transformers makes one without a vocabulary up where there is none.
+    if not trust_remote_code and not any(next(folder.glob(pattern), None) for pattern in _VOCABULARIES):
+        raise ConfigError("model", folder, "it has no tokenizer", "copy the tokenizer's files of the model into it")
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        # The library of tokenizers raises Exception itself, and transformers whatever a broken file leads to.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            "model", folder, f"its tokenizer or chat template cannot be loaded ({reason})",
+            "copy the tokenizer's files and the chat template of the model into it again",
+        ) from error  # fmt: skip
+
+
 def context_length(folder: Path) -> int | None:
-    """Tokens that the model can take in all, by its config; None if that does not say."""
-    config = json.loads((folder / "config.json").read_text())
-    length = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
-    return int(length) if length else None
+    """Tokens that the model can take in all, by its config; None if that does not say.
+
+    Raises:
+        ConfigError: the config is damaged.
+    """
+    path = folder / "config.json"
+    config = _read_json(path)
+    inner = config.get("text_config")
+    length = config.get("max_position_embeddings") or (inner if isinstance(inner, dict) else {}).get(
+        "max_position_embeddings"
+    )
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        raise weights.damaged(path, f"max_position_embeddings is {length!r}")
+    return length

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,6 +38,7 @@ def prepare(cfg: DictConfig, benchmark: Benchmark) -> Prepared:
     Raises:
         ConfigError: the model, the engine and the settings do not go together.
     """
+    _check_endpoint(cfg)
     cache = Path(cfg.cache_dir)
     engine, sampling = cfg.engine, Sampling(cfg.sampling.temperature, cfg.sampling.top_p, cfg.sampling.top_k)
     folder = _folder(cfg, cache)
@@ -52,7 +53,7 @@ def prepare(cfg: DictConfig, benchmark: Benchmark) -> Prepared:
     rendered = _rendered(benchmark, template, cfg.prompt.system, renderer)
     think_open = cfg.prompt.think_open if cfg.prompt.think_open is not None else thinks(rendered)
     key = {
-        "model": models.identity(folder, cache) if folder is not None else {"served_model": cfg.model},
+        "model": {**(models.identity(folder, cache) if folder is not None else {}), **_endpoint_model(cfg)},
         "benchmark": {
             "name": benchmark.name,
             "problems": len(benchmark.problems),
@@ -63,10 +64,10 @@ def prepare(cfg: DictConfig, benchmark: Benchmark) -> Prepared:
         "prompt": {
             "template": template,
             "system": cfg.prompt.system,
-            **(renderer.identity() if renderer is not None else {"chat": "by the server"}),
+            **(_server_rendering(cfg) if renderer is None or _server_renders(cfg) else renderer.identity()),
             "think_open": think_open,
         },
-        "sampling": {**cfg.sampling, "max_tokens": max_tokens, "context": context},
+        "sampling": {**cfg.sampling, "max_tokens": max_tokens, "context": context, **_extra_body(cfg)},
         "seed": cfg.seed,
     }
     longest = max(len(request.token_ids) for request in asked)
@@ -77,23 +78,66 @@ def prepare(cfg: DictConfig, benchmark: Benchmark) -> Prepared:
         model=cfg.model, benchmark=benchmark, n=cfg.n, key=key, think_open=think_open,
         deadline_s=cfg.grading.deadline_s,
     )  # fmt: skip
-    return Prepared(plan, asked, [*benchmark.warnings, *_warnings(cfg, max_tokens, context, longest, folder)], start)
+    warnings = [*benchmark.warnings, *_warnings(cfg, max_tokens, context, longest, folder)]
+    if renderer is not None and renderer.lacks_template and not _server_renders(cfg):
+        warnings.append(
+            "the tokenizer has no chat template: prompts are plain text, which a chat model was not trained on "
+            "(for a base model, prompt.chat=false says that it is meant)"
+        )
+    return Prepared(plan, asked, warnings, start)
 
 
 def _folder(cfg: DictConfig, cache: Path) -> Path | None:
     """The model's folder; a server's chat interface can do without."""
-    if cfg.engine.name == "openai" and cfg.engine.api == "chat" and not Path(cfg.model).exists():
+    if _server_renders(cfg) and not Path(cfg.model).exists():
         return None
     return models.resolve(cfg.model, cache, cfg.revision)
 
 
-def _renderer(cfg: DictConfig, folder: Path) -> Renderer | None:
-    if cfg.engine.name == "openai" and cfg.engine.api == "chat":
-        return None
-    from transformers import AutoTokenizer
+def _plain(section: DictConfig) -> dict[str, Any]:
+    return {str(key): value for key, value in cast(dict, OmegaConf.to_container(section)).items()}
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=cfg.trust_remote_code)
-    return Renderer(tokenizer, cfg.prompt.chat, OmegaConf.to_container(cfg.prompt.chat_template_options))
+
+def _server_renders(cfg: DictConfig) -> bool:
+    return cfg.engine.name == "openai" and cfg.engine.api == "chat"
+
+
+def _check_endpoint(cfg: DictConfig) -> None:
+    """Refuse what an endpoint would not heed, or would heed against the settings."""
+    if cfg.engine.name != "openai":
+        return
+    from eval.engines.openai import check_extra_body
+
+    check_extra_body(cfg.engine.extra_body)
+    if cfg.engine.api == "chat" and cfg.prompt.chat is False:
+        raise ConfigError(
+            "prompt.chat", False, "with engine.api=chat the server renders with its chat template",
+            "engine.api=completions, with the model's folder for its tokenizer",
+        )  # fmt: skip
+
+
+def _server_rendering(cfg: DictConfig) -> dict[str, Any]:
+    options = _plain(cfg.prompt.chat_template_options)
+    return {"chat": "by the server", **({"chat_template_options": options} if options else {})}
+
+
+def _endpoint_model(cfg: DictConfig) -> dict[str, Any]:
+    """Of an endpoint nothing but a name is known, whatever folder the user names."""
+    if cfg.engine.name != "openai":
+        return {}
+    return {"served_model": cfg.engine.served_model or cfg.model, "weights": "as named by the user, not seen"}
+
+
+def _extra_body(cfg: DictConfig) -> dict[str, Any]:
+    """Further fields of the requests: some change how a server draws."""
+    extra = _plain(cfg.engine.extra_body) if cfg.engine.name == "openai" else {}
+    return {"extra_body": extra} if extra else {}
+
+
+def _renderer(cfg: DictConfig, folder: Path) -> Renderer:
+    """Renders as the model's tokenizer does; for a chat interface, to see what the server will make of the prompts."""
+    tokenizer = models.load_tokenizer(folder, cfg.trust_remote_code)
+    return Renderer(tokenizer, cfg.prompt.chat, _plain(cfg.prompt.chat_template_options))
 
 
 def _rendered(benchmark: Benchmark, template: str, system: str | None, renderer: Renderer | None) -> list[str]:
@@ -108,15 +152,15 @@ def _engine(
 ) -> tuple[Callable[[], Engine], dict[str, Any]]:
     """A function that starts the engine, and the engine's part of the key."""
     engine = cfg.engine
-    options = OmegaConf.to_container(engine.options) if "options" in engine else {}
+    options = _plain(engine.options) if "options" in engine else {}
     if engine.name == "openai":
         from eval.engines.openai import Endpoint, OpenAIEngine
 
-        extra = OmegaConf.to_container(engine.extra_body)
+        extra = _plain(engine.extra_body)
         served = engine.served_model or cfg.model
         endpoint = Endpoint(
             engine.base_url, engine.api, served, engine.concurrency, engine.timeout_s, engine.retries,
-            engine.api_key_env, extra,
+            engine.api_key_env, extra, _plain(cfg.prompt.chat_template_options),
         )  # fmt: skip
         client = OpenAIEngine(endpoint, sampling)
         return lambda: client, client.identity
@@ -139,8 +183,9 @@ def _engine(
     from eval.engines import hf
 
     assert renderer is not None
+    device = hf.device_of(engine.device)
     return lambda: hf.HFEngine(
-        folder, renderer.tokenizer, sampling, dtype=cfg.dtype, device=engine.device, batch_size=engine.batch_size,
+        folder, renderer.tokenizer, sampling, dtype=cfg.dtype, device=device, batch_size=engine.batch_size,
         trust_remote_code=cfg.trust_remote_code,
     ), hf.identity(cfg.dtype)  # fmt: skip
 
@@ -149,13 +194,22 @@ def _warnings(cfg: DictConfig, max_tokens: int, context: int | None, longest: in
     found: list[str] = []
     if cfg.sampling.temperature == 0 and cfg.n > 1:
         found.append(f"temperature 0 with n={cfg.n}: every sample of a problem is the same; n=1 says as much")
-    if context is not None and longest + max_tokens > context:
+    if context is not None and max(longest, 1) + max_tokens > context:  # no prompt is empty
+        prompt = f"the longest prompt ({longest} tokens)" if longest else "the prompts, which the server renders,"
         found.append(
-            f"sampling.max_tokens={max_tokens} and the longest prompt ({longest} tokens) exceed the "
+            f"sampling.max_tokens={max_tokens} and {prompt} exceed the "
             f"model's context of {context}: responses are cut there"
         )
-    if folder is None:
-        found.append("the weights behind the endpoint cannot be digested: nothing shows that they stay the same")
+    if cfg.engine.name == "openai":
+        found.append(
+            "the weights behind the endpoint cannot be digested: they are as the user names them, and nothing shows "
+            "that they stay the same"
+        )
+    if folder is None and cfg.prompt.think_open is None:
+        found.append(
+            "the server renders the prompts: whether they end inside <think> is not known (prompt.think_open=true says "
+            "that they do, so that a box in unfinished reasoning does not count)"
+        )
     return found
 
 

@@ -59,7 +59,13 @@ def conversation(statement: str, template: str, system: str | None) -> list[dict
 
 
 class Renderer:
-    """Renders conversations with a model's own chat template, or as plain text where it has none."""
+    """Renders conversations with a model's own chat template, or as plain text where it has none.
+
+    Attributes:
+        tokenizer: of transformers.
+        chat: whether the chat template is used.
+        lacks_template: whether there is none, and nobody said that there need be none.
+    """
 
     def __init__(self, tokenizer: Any, chat: bool | None, template_options: dict[str, Any]) -> None:
         """Take the tokenizer.
@@ -79,12 +85,27 @@ class Renderer:
                 "prompt.chat", chat, "the tokenizer has no chat template", "prompt.chat=false, for a base model"
             )
         self.chat = bool(self.template) if chat is None else chat
+        self.lacks_template = chat is None and not self.template
 
     def text(self, messages: list[dict[str, str]]) -> str:
-        """The prompt as text."""
+        """The prompt as text.
+
+        Raises:
+            ConfigError: the chat template does not take these messages or options.
+        """
         if not self.chat:
             return "\n\n".join(message["content"] for message in messages)
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **self.options)
+        from jinja2 import TemplateError
+
+        options = {"add_generation_prompt": True, "tokenize": False}
+        try:
+            return self.tokenizer.apply_chat_template(messages, **options, **self.options)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                "prompt.chat_template_options", self.options or "", f"the chat template fails: {reason}",
+                "mend the template, the options or prompt.system; prompt.chat=false does without a template",
+            ) from error  # fmt: skip
 
     def token_ids(self, text: str) -> list[int]:
         """The prompt as tokens; a chat template has written its special tokens itself."""
@@ -132,7 +153,7 @@ def requests(
             raise ConfigError(
                 "benchmark", benchmark.name,
                 f"the prompt of {problem.id} has {len(tokens)} tokens and the model's context {context}",
-                "choose a model with a longer context or leave the problem out",
+                "choose a model with a longer context, or give benchmark= a file of the other problems",
             )  # fmt: skip
         for sample in range(n):
             one = sample_seed(seed, problem.id, sample)

@@ -198,7 +198,7 @@ _REASONS = {
     "string_type": ("it is not text", _QUOTES),
     "union_tag_invalid": ("there is no such engine", "leave it out, and choose the engine by engine=NAME"),
 }
-"""Of pydantic's kinds of errors: what to say in place of its own words, where there is something, and how to mend it."""
+"""By pydantic's kind of error: what to say in place of its words (empty: its words do), and how to mend it."""
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:

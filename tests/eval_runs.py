@@ -59,3 +59,14 @@ def samples(rows):
         for number, letter in enumerate(row)
         if letter != " "
     }
+
+
+def save_random_model(folder):
+    """An untrained tiny model: its responses are noise, long and all different. Returns ``folder``."""
+    from recipes.models.architectures import build_model
+    from recipes.models.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(4096)
+    build_model("tiny", tokenizer, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,4 +1,4 @@
-"""python -m eval: models, prompts, settings, the run loop with transformers, and the real engines (slow)."""
+"""python -m eval: prompts, the run loop with transformers, and the real engines (slow)."""
 
 import contextlib
 import json
@@ -10,13 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import eval_runs
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval import models
-from eval import settings as eval_settings
 from eval.__main__ import main
 from eval.prompts import Renderer, conversation, sample_seed
 from eval.storage import SampleWriter, read_plan, read_results, read_samples
@@ -27,110 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory):
-    """An untrained tiny model: its responses are noise, long and all different."""
-    from recipes.models.architectures import build_model
-    from recipes.models.tokenizer import build_tokenizer
-
-    folder = tmp_path_factory.mktemp("models") / "random"
-    tokenizer = build_tokenizer(4096)
-    build_model("tiny", tokenizer, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return eval_runs.save_random_model(tmp_path_factory.mktemp("models") / "random")
 
 
 def arguments(model, out, *more, engine="hf"):
     cache = f"cache_dir={out.parent / 'cache'}"
     return [f"model={model}", f"out={out}", f"engine={engine}", cache, "benchmark=chain", "data.size=6", "n=3", *more]
-
-
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_digest_of_weights_is_of_the_tensors_not_of_the_files(random_model, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(random_model)
-    model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
-    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 3
-    assert models.weights_digest(tmp_path / "sharded") == models.weights_digest(random_model)
-    next(iter(model.parameters())).data[0, 0] += 1e-3
-    model.save_pretrained(tmp_path / "changed")
-    assert models.weights_digest(tmp_path / "changed") != models.weights_digest(random_model)
-
-
-def test_the_identity_follows_every_file_that_matters(random_model, tmp_path):
-    import shutil
-
-    shutil.copytree(random_model, tmp_path / "copy")
-    before = models.identity(random_model, tmp_path / "cache")
-    assert models.identity(tmp_path / "copy", tmp_path / "cache") == before
-    tokenizer = tmp_path / "copy" / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text().replace('"a"', '"aa"', 1))
-    config = tmp_path / "copy" / "config.json"
-    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 500000.0'))
-    after = models.identity(tmp_path / "copy", tmp_path / "cache")
-    assert {name for name in before if before[name] != after[name]} == {"tokenizer_sha256", "config_sha256"}
-
-
-def test_a_changed_file_is_digested_again(random_model, tmp_path):
-    import shutil
-
-    folder, cache = shutil.copytree(random_model, tmp_path / "copy"), tmp_path / "cache"
-    before = models.identity(folder, cache)["weights_sha256"]
-    path = folder / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(1, 1))
-    assert models.identity(folder, cache)["weights_sha256"] != before
-
-
-def test_a_run_folder_means_its_newest_whole_checkpoint(random_model, tmp_path):
-    import shutil
-
-    from sat_verl import checkpoints
-
-    for step in (2, 4, 6):
-        target = tmp_path / "run" / "checkpoints" / f"global_step_{step}"
-        shutil.copytree(random_model, target / "actor" / "huggingface")
-        if step < 6:
-            checkpoints.mark(target, {"global_step": step})
-    found = models.resolve(str(tmp_path / "run"), tmp_path / "cache")
-    assert found == tmp_path / "run" / "checkpoints" / "global_step_4" / "actor" / "huggingface"
-    named = tmp_path / "run" / "checkpoints" / "global_step_2"
-    assert models.resolve(str(named), tmp_path / "cache") == named / "actor" / "huggingface"
-    assert models.resolve(str(named / "actor"), tmp_path / "cache") == named / "actor" / "huggingface"
-
-
-def test_shards_of_fsdp_are_merged_once_by_verl(random_model, tmp_path):
-    import shutil
-
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    actor = tmp_path / "global_step_1" / "actor"
-    shutil.copytree(random_model, actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
-    weights = AutoModelForCausalLM.from_pretrained(random_model).state_dict()
-    torch.save(weights, actor / "model_world_size_1_rank_0.pt")
-    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
-    merged = models.resolve(str(tmp_path / "global_step_1"), tmp_path / "cache")
-    found = AutoModelForCausalLM.from_pretrained(merged, dtype="auto").state_dict()
-    assert set(found) == set(weights)
-    for name, tensor in weights.items():
-        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-2, atol=1e-2)
-    stamp = (merged / "config.json").stat().st_mtime_ns
-    assert models.resolve(str(tmp_path / "global_step_1"), tmp_path / "cache") == merged
-    assert (merged / "config.json").stat().st_mtime_ns == stamp
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [("/no/such/folder", "no such folder"), (".", "neither a Hugging Face model"), ("a/b/c", "no such folder")],
-)
-def test_a_model_that_is_none_is_refused(name, part, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=part):
-        models.resolve(name, tmp_path / "cache")
 
 
 # --- prompts and seeds -----------------------------------------------------------------------------------------------
@@ -166,35 +67,6 @@ def test_rendering_gives_what_the_rollout_of_a_recipe_gives(random_model):
     assert Renderer(tokenizer, None, {}).text(messages) == "What is 1+1?"
     with pytest.raises(ConfigError, match="no chat template"):
         Renderer(tokenizer, True, {})
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "model: it is missing"),
-        (["model=x", "n=0"], "n=0"),
-        (["model=x", "n=many"], "n=many"),
-        (["model=x", "sampling.temperature=-1"], "sampling.temperature=-1"),
-        (["model=x", "sampling.temperature=nan"], "sampling.temperature=nan"),
-        (["model=x", "sampling.top_p=0"], "sampling.top_p=0"),
-        (["model=x", "sampling.top_k=0"], "sampling.top_k=0"),
-        (["model=x", "engine=tgi"], "choose one of hf, openai, sglang, vllm"),
-        (["model=x", "temperature=1"], "did you mean sampling.temperature"),
-        (["model=x", "engine=openai", "engine.base_url=localhost:1"], "it is no web address"),
-        (["model=x", "engine=openai", "engine.api=responses"], "chat or completions"),
-    ],
-)
-def test_bad_settings_are_named(words, part):
-    with pytest.raises(ConfigError, match=part):
-        eval_settings.compose(words)
-
-
-def test_a_bad_command_ends_with_status_2(capsys):
-    assert main(["benchmark=aime24"]) == 2
-    assert "model: it is missing" in capsys.readouterr().err
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

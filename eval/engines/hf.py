@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -21,12 +23,53 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from eval.engines.base import Reply, Sampling
+from eval.models import stop_ids
 from eval.prompts import Request
+from recipes.errors import ConfigError
 
 
 def identity(dtype: str) -> dict[str, Any]:
     """This engine's part of a run's key."""
     return {"name": "hf", "version": metadata.version("transformers"), "dtype": dtype}
+
+
+def device_of(name: str | None) -> str:
+    """The device to compute on; None: a GPU if there is one.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError("engine.device", name, f"there is no such device here ({reason})", "leave it out") from error
+    return name
+
+
+def _load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    """The model, every tensor of which is in the folder."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            "model", folder, f"transformers cannot load it ({reason})", "mend its files, or try engine=vllm"
+        ) from error
+    model, report = loaded
+    # transformers draws these at random.
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            "model", folder, f"{len(missing)} tensors are missing, the first {missing[0]}",
+            "copy or download the weights again",
+        )  # fmt: skip
+    return model
 
 
 class SeededNoise(LogitsProcessor):
@@ -62,23 +105,26 @@ class HFEngine:
             tokenizer: its tokenizer.
             sampling: how to draw.
             dtype: "auto" or the name of a torch dtype.
-            device: None: a GPU if there is one.
+            device: as for :func:`device_of`.
             batch_size: requests at once.
             trust_remote_code: whether code of the model's folder may run.
+
+        Raises:
+            ConfigError: it cannot be loaded, a tensor is missing, or there is no such device.
         """
         disable_progress_bar()
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trust_remote_code).to(
-            self._device
-        )
-        self._model.eval()
+        self._device = device_of(device)
+        self._model: Any = _load(model, dtype, trust_remote_code).eval()
+        self._model.to(self._device)
         self._tokenizer, self._sampling, self._batch_size = tokenizer, sampling, batch_size
         self.identity = identity(dtype)
-        end = self._model.generation_config.eos_token_id
-        known = [tokenizer.eos_token_id] if end is None else end if isinstance(end, list) else [end]
-        self._ends = sorted(token for token in known if token is not None)
+        # As vLLM does it: the tokenizer's token and those of the model.
+        own = tokenizer.eos_token_id
+        self._ends = sorted({*stop_ids(model), *([] if own is None else [own])})
         pad = tokenizer.pad_token_id
         self._pad = pad if pad is not None else (self._ends or [0])[0]
+        # generate() takes whatever it is not told from here: penalties, beams, bans. The run's settings say it all.
+        self._model.generation_config = GenerationConfig()
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """See :class:`eval.engines.base.Engine`."""
@@ -108,16 +154,18 @@ class HFEngine:
             mask[row, width - len(request.token_ids) :] = 1
         limit = max(request.max_tokens for request in batch)
         output = self._model.generate(
-            input_ids=ids.to(self._device), attention_mask=mask.to(self._device), max_new_tokens=limit,
-            do_sample=False, temperature=None, top_p=None, top_k=None,
-            logits_processor=self._processors(batch), eos_token_id=self._ends or None, pad_token_id=self._pad,
+            input_ids=ids.to(self._device), attention_mask=mask.to(self._device),
+            logits_processor=self._processors(batch),
+            generation_config=GenerationConfig(
+                max_new_tokens=limit, do_sample=False, eos_token_id=self._ends or None, pad_token_id=self._pad
+            ),
         )  # fmt: skip
         seconds = time.monotonic() - begin
         for request, row in zip(batch, output[:, width:].tolist(), strict=True):
             tokens = row[: request.max_tokens]
             end = next((place for place, token in enumerate(tokens) if token in self._ends), None)
             length = len(tokens) if end is None else end + 1
-            text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
+            text = str(self._tokenizer.decode(tokens[:length], skip_special_tokens=True))
             yield Reply(
                 request, text, "length" if end is None else "stop",
                 prompt_tokens=len(request.token_ids), response_tokens=length, seconds=seconds,

@@ -7,13 +7,44 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eval.engines.base import Reply, Sampling
+from eval.engines.openai_replies import Api, BadReplyError, read_answer, read_models
 from eval.prompts import Request
 from recipes.errors import ConfigError
+
+_RESPONSE = "every response is one text that ends where the model ends it or at sampling.max_tokens: leave it out"
+_PROMPT = "prompt.template and prompt.system say what is asked"
+OWNED: dict[str, str] = {
+    "temperature": "set sampling.temperature",
+    "top_p": "set sampling.top_p",
+    "top_k": "set sampling.top_k",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "set sampling.max_tokens"),
+    "seed": "set seed; every sample has one of its own that follows from it",
+    "n": "set n; every sample is a request of its own",
+    "best_of": "set n; every sample is a request of its own",
+    "model": "set engine.served_model",
+    **dict.fromkeys(("messages", "prompt", "suffix", "input"), _PROMPT),
+    "chat_template_kwargs": "set prompt.chat_template_options",
+    **dict.fromkeys(
+        ("stop", "stop_token_ids", "stop_regex", "ignore_eos", "stream", "stream_options", "echo"), _RESPONSE
+    ),
+}
+"""Fields of a request that belong to a setting or to the harness, with what to do instead."""
+
+
+def check_extra_body(extra: Mapping[Any, Any]) -> None:
+    """Refuse further fields that would override what the settings say, or how a sample is drawn.
+
+    Raises:
+        ConfigError: such a field; the message names its setting.
+    """
+    for name, value in extra.items():
+        if str(name) in OWNED:
+            raise ConfigError(f"engine.extra_body.{name}", value, "it is not a further field", OWNED[str(name)])
 
 
 @dataclass(frozen=True)
@@ -29,17 +60,19 @@ class Endpoint:
         timeout_s: limit of one attempt, in seconds.
         retries: further attempts after a failure that may pass (connection, time limit, 408, 409, 429, 5xx).
         api_key_env: environment variable that holds the key; the key itself is never a setting.
-        extra_body: further fields of every request.
+        extra_body: further fields of every request, none of them one of :data:`OWNED`.
+        template_options: variables for the server's chat template (``chat_template_kwargs``: vLLM and SGLang).
     """
 
     base_url: str
-    api: str
+    api: Api
     served: str
     concurrency: int
     timeout_s: float
     retries: int
     api_key_env: str
     extra_body: dict[str, Any]
+    template_options: dict[str, Any]
 
 
 class OpenAIEngine:
@@ -53,12 +86,13 @@ class OpenAIEngine:
             sampling: how the server is to draw.
 
         Raises:
-            ConfigError: nobody answers there, or the server does not know the model.
+            ConfigError: nobody answers there, the server does not know the model, or ``extra_body`` has a field that
+                is not its own.
         """
+        check_extra_body(endpoint.extra_body)
         self._endpoint, self._sampling = endpoint, sampling
         known = self._models()
-        # vLLM and SGLang say so; a request without a limit then runs as far as the context goes.
-        self._context = next((length for name, length in known.items() if name == endpoint.served), None)
+        self._context = known.get(endpoint.served)
         if known and endpoint.served not in known:
             raise ConfigError(
                 "engine.served_model", endpoint.served, f"{endpoint.base_url} serves {', '.join(sorted(known))}",
@@ -68,7 +102,7 @@ class OpenAIEngine:
             "name": "openai",
             "api": endpoint.api,
             "served_model": endpoint.served,
-            "extra_body": endpoint.extra_body,
+            "context": self._context,
         }
 
     def _options(self) -> dict[str, Any]:
@@ -77,16 +111,20 @@ class OpenAIEngine:
         return {"base_url": self._endpoint.base_url, "api_key": key, "max_retries": self._endpoint.retries}
 
     def _models(self) -> dict[str, int | None]:
-        """The models that the server has, with the tokens that each takes where it says so."""
         from openai import APIConnectionError, OpenAI, OpenAIError
 
         try:
             with OpenAI(**self._options(), timeout=min(30.0, self._endpoint.timeout_s)) as client:
-                return {model.id: getattr(model, "max_model_len", None) for model in client.models.list()}
+                return read_models(client.models.with_raw_response.list().content)
         except APIConnectionError as error:
             raise ConfigError(
                 "engine.base_url", self._endpoint.base_url, f"nobody answers there ({error.__cause__ or error})",
                 "start the server, or mend the address (it ends in /v1)",
+            ) from error  # fmt: skip
+        except BadReplyError as error:
+            raise ConfigError(
+                "engine.base_url", self._endpoint.base_url, f"its /models is no list of models ({error})",
+                "give the address of an OpenAI-compatible interface (it ends in /v1)",
             ) from error  # fmt: skip
         except OpenAIError:
             return {}  # some servers do not list their models
@@ -132,7 +170,8 @@ class OpenAIEngine:
 
             workers = asyncio.gather(*(serve() for _ in range(min(self._endpoint.concurrency, len(requests)))))
             watcher = asyncio.ensure_future(watch())
-            await asyncio.wait({workers, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {workers, watcher}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             watcher.cancel()
             if not workers.done():
                 workers.cancel()
@@ -143,53 +182,48 @@ class OpenAIEngine:
     async def _one(self, client: Any, request: Request) -> Reply:
         from openai import OpenAIError
 
-        begin = time.monotonic()
-        how = self._sampling
-        extra = dict(self._endpoint.extra_body)
-        if how.top_k > 0:
-            extra["top_k"] = how.top_k
-        shared = {
-            "model": self._endpoint.served, "temperature": how.temperature, "top_p": how.top_p,
-            "max_tokens": self._limit(request), "seed": request.seed, "extra_body": extra or None,
-        }  # fmt: skip
+        begin, api = time.monotonic(), self._endpoint.api
+        fields = self._fields(request)
         try:
-            if self._endpoint.api == "chat":
-                answer = await client.chat.completions.create(messages=list(request.messages), **shared)
+            # Raw: the client builds its objects from whatever a server sends, and fails on the way or later.
+            if api == "chat":
+                chat = client.chat.completions.with_raw_response
+                raw = await chat.create(messages=list(request.messages), **fields)
             else:
-                answer = await client.completions.create(prompt=list(request.token_ids), **shared)
-            return _reply(request, answer, time.monotonic() - begin)
-        except OpenAIError as error:
+                raw = await client.completions.with_raw_response.create(prompt=list(request.token_ids), **fields)
+            answer = read_answer(api, raw.content, self._endpoint.served)
+        except (OpenAIError, BadReplyError) as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             return Reply(request, None, "error", what, seconds=time.monotonic() - begin)
+        return Reply(
+            request, answer.text, answer.finish_reason, prompt_tokens=answer.prompt_tokens,
+            response_tokens=answer.response_tokens, seconds=time.monotonic() - begin,
+        )  # fmt: skip
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        how, endpoint = self._sampling, self._endpoint
+        extra = dict(endpoint.extra_body)
+        if how.top_k > 0:
+            extra["top_k"] = how.top_k
+        if endpoint.template_options and endpoint.api == "chat":
+            extra["chat_template_kwargs"] = endpoint.template_options
+        return {
+            "model": endpoint.served, "temperature": how.temperature, "top_p": how.top_p,
+            "max_tokens": self._limit(request), "seed": request.seed, "extra_body": extra or None,
+        }  # fmt: skip
 
     def _limit(self, request: Request) -> int | None:
-        """The limit of a response; None leaves it to the server, if only that knows how long the prompt is."""
-        beyond = self._context is not None and request.max_tokens >= self._context
-        return None if beyond and not request.token_ids else request.max_tokens
+        """The limit of a response.
+
+        A server refuses a limit that its context does not leave room for: where the length of the prompt is known, the
+        limit is what is left. Where only the server knows it and no prompt would leave that much room, the limit is
+        None: the server's default then decides, which with vLLM is what the context leaves.
+        """
+        if self._context is None:
+            return request.max_tokens
+        if request.token_ids:
+            return max(1, min(request.max_tokens, self._context - len(request.token_ids)))
+        return None if request.max_tokens >= self._context else request.max_tokens
 
     def close(self) -> None:
         """See :class:`eval.engines.base.Engine`."""
-
-
-def _reply(request: Request, answer: Any, seconds: float) -> Reply:
-    choice = answer.choices[0] if answer.choices else None
-    if choice is None or choice.finish_reason not in ("stop", "length"):
-        reason = choice.finish_reason if choice else "no choice"
-        return Reply(request, None, "error", f"the server ended it with {reason!r}", seconds=seconds)
-    usage = answer.usage
-    return Reply(
-        request, _text(choice), choice.finish_reason,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        response_tokens=usage.completion_tokens if usage else None, seconds=seconds,
-    )  # fmt: skip
-
-
-def _text(choice: Any) -> str:
-    if not hasattr(choice, "message"):
-        return choice.text
-    content = choice.message.content or ""
-    # A server with a reasoning parser hands the two parts over apart; they are put together as the model wrote them.
-    reasoning = getattr(choice.message, "reasoning_content", None) or getattr(choice.message, "reasoning", None)
-    if not reasoning:
-        return content
-    return f"<think>{reasoning}</think>{content}" if content else f"<think>{reasoning}"
