@@ -35,7 +35,7 @@ class FSDPRoutingReplay:
     """Wraps the ``forward_step`` of one engine; inert for batches without the flag.
 
     Args:
-        engine: FSDP2, initialised or not.
+        engine: FSDP2, not yet initialised.
 
     Raises:
         UnsupportedModelError: an engine or a setting with which routes are not replayed.
@@ -49,6 +49,17 @@ class FSDPRoutingReplay:
         self._forward_step: Callable[..., Any] = engine.forward_step
         self._totals: list[torch.Tensor] = []
         engine.forward_step = self.forward_step
+        self._initialize: Callable[[], None] = engine.initialize
+        engine.initialize = self.initialize
+
+    def initialize(self) -> None:
+        """The engine's, and its model's routers.
+
+        Raises:
+            UnsupportedModelError: routes cannot be replayed in the model; now, and not after the first rollout.
+        """
+        self._initialize()
+        self._replayer = RoutingReplay(self.engine.module)
 
     def forward_step(self, micro_batch: TensorDict, loss_function: Any, forward_only: bool) -> Any:
         """The engine's, with the routes of the micro-batch.
@@ -58,8 +69,7 @@ class FSDPRoutingReplay:
         """
         if not tu.get_non_tensor_data(data=micro_batch, key=FLAG, default=False):
             return self._forward_step(micro_batch, loss_function=loss_function, forward_only=forward_only)
-        if self._replayer is None or self._replayer.model is not self.engine.module:
-            self._replayer = RoutingReplay(self.engine.module)
+        assert self._replayer is not None, "forward_step before initialize"
         packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
         tokens = int(micro_batch["input_ids"].offsets()[-1])
         on_device = micro_batch.select("input_ids", "response_mask", KEY, strict=False).to(get_device_id())
