@@ -20,4 +20,8 @@ nobody attends to it. A token whose recorded experts are not k different ones (v
 record with zeros) has no route. Both route natively and are counted (:func:`~sat_verl.routing.engine.metrics`);
 ``incomplete=fail`` refuses the second kind. A response that was resumed under newer weights keeps for each token the
 route of the pass that sampled its successor: complete, and counted by the trainer as a response of mixed versions.
+
+**Cost.** One more softmax over the experts and a comparison of two sets per token and layer; about 4 % of the CPU time of
+a forward and backward of a tiny MoE (measured: 92 against 88 ms for 2,048 tokens, 8 experts; 625 against 604 ms for 1,024
+tokens, 32 experts). ``compare=true`` adds a forward of the batch.
 """
