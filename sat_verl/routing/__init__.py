@@ -17,11 +17,14 @@ reference policy routes natively, as in verl.
 
 **What is not.** The last token of a sequence has no route, since the engine never fed it; its logits are not used and
 nobody attends to it. A token whose recorded experts are not k different ones (verl fills rows that the engine did not
-record with zeros) has no route. Both route natively and are counted (:func:`~sat_verl.routing.engine.metrics`);
-``incomplete=fail`` refuses the second kind. A response that was resumed under newer weights keeps for each token the
-route of the pass that sampled its successor: complete, and counted by the trainer as a response of mixed versions.
+record with zeros) has no route. Both route natively and are counted
+(:meth:`~sat_verl.routing.engine.FSDPRoutingReplay.take_metrics`); ``incomplete=fail`` refuses the second kind.
 
-**Cost.** One more softmax over the experts and a comparison of two sets per token and layer; about 4 % of the CPU time of
-a forward and backward of a tiny MoE (measured: 92 against 88 ms for 2,048 tokens, 8 experts; 625 against 604 ms for 1,024
-tokens, 32 experts). ``compare=true`` adds a forward of the batch.
+A response that was resumed under newer weights keeps for each token the route of the pass that sampled its successor.
+These routes are complete, but not exact: before the engine sampled the later tokens it had computed the earlier ones
+anew, by the newer weights' routes. The trainer counts such responses as mixed.
+
+**Cost.** One more softmax over the experts and a comparison of two sets per token and layer: about 4 % of the CPU time
+of a forward and backward of a tiny MoE (measured: 92 against 88 ms for 2,048 tokens, 8 experts; 625 against 604 ms for
+1,024 tokens, 32 experts). ``compare=true`` adds a forward of the batch.
 """
