@@ -29,12 +29,12 @@ def derive(cfg: DictConfig) -> DictConfig:
     """Check the values, and fill in what follows from them; returns ``cfg``.
 
     - ``run_dir``: absolute, with a default name.
-    - what follows from the lag schedule (:mod:`recipes.schedule`).
+    - what follows from the lag schedule (:mod:`recipes.schedule`), and from routing replay in rollout and trainer
+      (:mod:`recipes.routing`).
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
     - ``actor.clip_ratio_c``: from ``dual_clip``.
-    - the replay modes of rollout and trainer: from ``routing_replay`` (:mod:`recipes.routing`).
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
@@ -50,13 +50,13 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.trainer.experiment_name = run_dir.name
         schedule.follow(cfg, "trainer.default_local_dir", f"{run_dir}/checkpoints", "run_dir")
         schedule.derive(cfg)
+        routing.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
         dual_clip = NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip
         schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")
-        routing.derive(cfg)
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.benchmark is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import benchmark, ratio_guards, routing
+from recipes import benchmark, ratio_guards
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 from sat_verl.cpu.placement import usable_cores
@@ -269,7 +269,7 @@ def validation(cfg: DictConfig) -> None:
     benchmark.load(cfg)
 
 
-CHECKS = (support, routing.check, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
+CHECKS = (support, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
 
 
 def check(cfg: DictConfig) -> None:

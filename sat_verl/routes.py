@@ -22,12 +22,12 @@ ROUTES = "routed_experts"
 ROUTES_BYTES = "routes_bytes"
 """Key in ``extra_fields``: size of the response's routes, in bytes."""
 
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 
 
 class IncompleteRoutesError(RuntimeError):
-    """A response came without the routes of all tokens that its log-probs depend on."""
+    """Tokens have no route that need one: in a response as the engine returned it, or in a batch to be replayed."""
 
 
 @dataclass(frozen=True)

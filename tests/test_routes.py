@@ -38,6 +38,7 @@ def test_the_type_is_the_smallest_that_holds_the_experts(experts, dtype):
         ({"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),
         ({"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
         ({"num_experts": 128, "top_k_experts": 8}, (128, 8)),
+        ({"moe_num_experts": 64, "moe_k": 6}, (64, 6)),
         ({"num_experts": None, "num_experts_per_tok": 2}, None),
         ({"num_experts": 0, "num_experts_per_tok": 2}, None),
         ({}, None),
