@@ -15,10 +15,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
 from eval.benchmarks import load
+from eval.engines.vllm import VLLMEngine
 from eval.prepare import Prepared, prepare
 from eval.run import draw
 from eval.settings import compose
@@ -60,7 +62,7 @@ def main(words: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    engine = prepared.start()
+    engine = cast(VLLMEngine, prepared.start())
     rows = []
     try:
         for number in range(int(own.get("repeats", 5)) + 1):

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -105,7 +105,7 @@ def _draw_missing(
 def _benchmark(cfg: DictConfig) -> Benchmark:
     from eval.benchmarks import load
 
-    data = OmegaConf.to_container(cfg.data)
+    data = {str(name): value for name, value in cast(dict, OmegaConf.to_container(cfg.data)).items()}
     try:
         return load(cfg.benchmark, **data)
     except ConfigError as error:

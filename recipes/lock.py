@@ -18,9 +18,7 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def locked(
-    run_dir: Path, console: Console, patience_s: float = PATIENCE_S, setting: str = "run_dir"
-) -> Iterator[int]:
+def locked(run_dir: Path, console: Console, patience_s: float = PATIENCE_S, setting: str = "run_dir") -> Iterator[int]:
     """Hold the run folder; yields a file descriptor, and whoever inherits it holds the folder too.
 
     The supervisor does, so that a folder whose command was killed stays locked until its last process is gone.

@@ -112,7 +112,17 @@ def test_a_well_behaved_server(endpoint, evaluate):
     assert len(endpoint.requests) == 4
     assert len({asked["seed"] for asked in endpoint.requests}) == 4
     assert {asked["model"] for asked in endpoint.requests} == {MODEL}
-    assert "top_k" not in endpoint.requests[0]
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert all(asked.items() >= neutral.items() for asked in endpoint.requests), "not what the model's folder says"
+
+
+def test_fields_that_openai_does_not_know_are_sent_only_to_servers_that_do(endpoint, evaluate):
+    del endpoint.models["data"][0]["max_model_len"]
+    assert evaluate()[0] == 0
+    assert all(not {"top_k", "min_p", "repetition_penalty"} & {*asked} for asked in endpoint.requests)
+    endpoint.requests.clear()
+    assert evaluate("sampling.top_k=5", out="other")[0] == 0
+    assert {asked["top_k"] for asked in endpoint.requests} == {5}
 
 
 BAD = {

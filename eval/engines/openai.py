@@ -202,9 +202,12 @@ class OpenAIEngine:
 
     def _fields(self, request: Request) -> dict[str, Any]:
         how, endpoint = self._sampling, self._endpoint
-        extra = dict(endpoint.extra_body)
-        if how.top_k > 0:
-            extra["top_k"] = how.top_k
+        extra: dict[str, Any] = {"top_k": how.top_k} if how.top_k > 0 else {}
+        if self._context is not None:
+            # vLLM or SGLang, by what its list of models says: what a request leaves open they take from the model's
+            # generation_config.json. (OpenAI's own servers refuse these fields.)
+            extra = {"top_k": how.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
+        extra |= endpoint.extra_body
         if endpoint.template_options and endpoint.api == "chat":
             extra["chat_template_kwargs"] = endpoint.template_options
         return {

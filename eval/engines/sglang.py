@@ -81,7 +81,8 @@ class SGLangEngine:
                 return
 
     async def _all(self, requests: Sequence[Request]) -> AsyncIterator[Reply]:
-        left, running = list(reversed(requests)), set()
+        left = list(reversed(requests))
+        running: set[asyncio.Future[Reply]] = set()
         while left or running:
             while left and len(running) < self._concurrency:
                 running.add(asyncio.ensure_future(self._one(left.pop())))
