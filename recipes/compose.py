@@ -55,7 +55,7 @@ def choices(group: str) -> list[str]:
 
 
 def expand_short_forms(arguments: Sequence[str]) -> list[str]:
-    """``model=PATH``, ``task=FILE.parquet``, ``lag=8``, ``lag=constant8`` written out; everything else as it is.
+    """``model=PATH``, ``task=FILE.parquet``, ``lag=8``, ``routing_replay=r3`` written out; everything else as it is.
 
     Raises:
         ConfigError: a ``lag`` that is none.
@@ -69,6 +69,8 @@ def expand_short_forms(arguments: Sequence[str]) -> list[str]:
             expanded += ["task=parquet", f"task.train_file={value}"]
         elif key == "lag" and not set(value.split(",")) <= set(choices("lag")):
             expanded += _lag(value)
+        elif key == "routing_replay" and separator and not value.startswith("{"):
+            expanded.append(f"routing_replay.mode={value}")
         else:
             expanded.append(argument)
     return expanded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import schedule, values
+from recipes import routing, schedule, values
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -29,7 +29,8 @@ def derive(cfg: DictConfig) -> DictConfig:
     """Check the values, and fill in what follows from them; returns ``cfg``.
 
     - ``run_dir``: absolute, with a default name.
-    - what follows from the lag schedule (:mod:`recipes.schedule`).
+    - what follows from the lag schedule (:mod:`recipes.schedule`), and from routing replay in rollout and trainer
+      (:mod:`recipes.routing`).
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
@@ -49,6 +50,7 @@ def derive(cfg: DictConfig) -> DictConfig:
         cfg.trainer.experiment_name = run_dir.name
         schedule.follow(cfg, "trainer.default_local_dir", f"{run_dir}/checkpoints", "run_dir")
         schedule.derive(cfg)
+        routing.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)

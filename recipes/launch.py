@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import benchmark, guards, provenance, report, resume
+from recipes import benchmark, guards, provenance, report, resume, routing
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -249,6 +249,8 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     if cfg.benchmark is not None:
         for line in benchmark.origin(cfg.data.val_files)["warnings"]:
             console.print(f"benchmark {cfg.benchmark}: {line}", soft_wrap=True, highlight=False)
+    if (routes := routing.plan(cfg)) is not None:
+        console.print(f"routing replay  {routes}", soft_wrap=True, highlight=False)
     started = time.time()
     with locked(Path(cfg.run_dir), console) as lock:
         run_dir = open_run_folder(cfg, command or [Path(sys.executable).name, *sys.argv])

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipes import routing
 from recipes.errors import ConfigError
 
 RATIO_FREE_LOSSES = ("gpg",)
@@ -128,26 +129,6 @@ def correction_values(cfg: DictConfig) -> None:
         raise ConfigError(_CORRECTION.rstrip("."), "", text, "change the setting that the message names") from error
 
 
-def router_replay(cfg: DictConfig) -> None:
-    """R2 replays the routes of the old log-prob recompute, which bypass mode never does; verl's FSDP engine none."""
-    actor = cfg.actor_rollout_ref.actor
-    for engine in actor:
-        settings = OmegaConf.select(actor, engine)
-        mode = OmegaConf.select(settings, "router_replay.mode") if OmegaConf.is_dict(settings) else None
-        key = f"actor_rollout_ref.actor.{engine}.router_replay.mode"
-        if mode == "R2" and OmegaConf.select(cfg, _BYPASS):
-            raise ConfigError(
-                key,
-                mode,
-                f"it replays the routes of the old log-prob recompute, which {_BYPASS}=true leaves out",
-                f"set {key}=disabled, or R3 (the rollout's routes) where the engine has it",
-            )
-        if mode not in (None, "disabled") and engine == "fsdp_config":
-            raise ConfigError(
-                key, mode, "verl's FSDP engine does not replay routes and would ignore it", f"set {key}=disabled"
-            )
-
-
 def sampling(cfg: DictConfig) -> None:
     """The recorded log-probs must be those of the trainer's policy: its whole support, at its temperature.
 
@@ -215,4 +196,4 @@ def sequence_radii(cfg: DictConfig) -> None:
             )
 
 
-CHECKS = (correction, denominator, router_replay, sampling, sequence_radii)
+CHECKS = (correction, denominator, routing.check, sampling, sequence_radii)

@@ -38,6 +38,7 @@ _OURS = (
     "prompts_per_step",
     "responses_per_prompt",
     "dual_clip",
+    "routing_replay",
 )
 _PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """Paths that are written into the config when data and model have been built; other settings repeat them."""

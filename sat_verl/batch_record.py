@@ -14,6 +14,7 @@ from transfer_queue import KVBatchMeta
 
 from sat_verl import lag
 from sat_verl.lag import LAG_SUMS
+from sat_verl.routes import ROUTES_BYTES
 
 TRAIN = "train"
 """The queue's partition of the training samples."""
@@ -50,6 +51,7 @@ class BatchRecord:
         in_flight: seconds from request to response, shape ``(rows,)``.
         in_queue: seconds from the response to now, shape ``(rows,)``.
         skipped: prompts whose responses were left out, in the order of submission.
+        routes_bytes: size of the routes of all responses that came; 0 without routing replay.
     """
 
     keys: list[str]
@@ -62,6 +64,7 @@ class BatchRecord:
     in_flight: np.ndarray
     in_queue: np.ndarray
     skipped: list[str] = field(default_factory=list)
+    routes_bytes: int = 0
 
     @property
     def prompts(self) -> list[str]:
@@ -111,7 +114,8 @@ class BatchRecord:
         for key, reward in zip(self.keys, self.rewards, strict=True):
             groups[prompt_of(key)].append(reward)
         by_age = self.tokens_by_age
-        return {
+        payload = {"routing/payload_bytes": float(self.routes_bytes)} if self.routes_bytes else {}
+        return payload | {
             "reward/mean": float(self.rewards.mean()),
             "reward/std": float(self.rewards.std()),
             "reward/groups_with_signal": sum(len(set(group)) > 1 for group in groups.values()) / len(groups),
@@ -183,6 +187,7 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
         row_ages=row_ages,
         in_flight=np.array([fields[FINISHED] - fields[STARTED] for fields in extra]),
         in_queue=np.array([now - fields[FINISHED] for fields in extra]),
+        routes_bytes=sum(fields.get(ROUTES_BYTES, 0) for fields in extra),
     )
 
 

@@ -14,11 +14,16 @@ from contextvars import ContextVar
 from typing import Any
 
 import ray
+import torch
+from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from sat_verl import routes
 from sat_verl.batch_record import FINISH_REASON, FINISHED, SEGMENTS, STARTED
+
+_NOT_TEXT = ("image_data", "video_data", "audio_data")
 
 _segments: ContextVar[list[list[int]] | None] = ContextVar("policy_segments", default=None)
 
@@ -71,7 +76,12 @@ class _SegmentClient(LLMServerClient):
 
 
 class RecordingClient(FullyAsyncLLMServerClient, _SegmentClient):
-    """verl's client with partial rollout, whose output says which weights generated how many of its tokens."""
+    """verl's client with partial rollout, whose output says which weights generated how many of its tokens.
+
+    Of a resumed response verl keeps the routes of the first request and adds those of the new tokens from each later
+    one, so that every token has the route under the weights that read it first. That they line up is checked (not with
+    images and the like, where the engine has more tokens than the request).
+    """
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
         segments: list[list[int]] = []
@@ -81,6 +91,8 @@ class RecordingClient(FullyAsyncLLMServerClient, _SegmentClient):
             output = await super().generate(request_id, **kwargs)
         finally:
             _segments.reset(token)
+        if output.routed_experts is not None and not any(kwargs.get(name) for name in _NOT_TEXT):
+            routes.check_rows(output.routed_experts, len(kwargs["prompt_ids"]), len(output.token_ids))
         output.extra_fields |= {SEGMENTS: segments, STARTED: started, FINISHED: time.time()}
         return output
 
@@ -107,13 +119,48 @@ class _TellsTheEnd:
         await super()._compute_score(outputs, kwargs=kwargs | {"extra_info": extra})  # type: ignore[misc]
 
 
+class PackedOutput(AgentLoopOutput):
+    """verl's output of an agent loop, its routes as :func:`sat_verl.routes.pack` made them: verl stores ``int16``."""
+
+    routed_experts: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        packed, self.routed_experts = self.routed_experts, None
+        return super().as_dict() | {routes.ROUTES: torch.from_numpy(packed)}
+
+
+class _PacksRoutes:
+    """For verl's agent loop worker: stores a training sample's routes once, small and whole, a validation's not."""
+
+    model_config: Any
+    rollout_config: Any
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        if self.rollout_config.enable_rollout_routing_replay:
+            output = [self._packed(one, validate) for one in (output if isinstance(output, list) else [output])]
+        await super()._agent_loop_postprocess(output, validate, **kwargs)  # type: ignore[misc]
+
+    def _packed(self, output: AgentLoopOutput, validate: bool) -> AgentLoopOutput:
+        if validate:
+            output.routed_experts = None
+            return output
+        router = routes.router_of(self.model_config.hf_config.to_dict())
+        if router is None:
+            raise routes.IncompleteRoutesError("the model's config names no experts, so it has no routes")
+        known, prompt = output.routed_experts, len(output.prompt_ids)
+        packed = PackedOutput.model_construct(_fields_set=set(output.model_fields_set), **vars(output))
+        packed.routed_experts = routes.pack(known, router.experts, prompt, output.response_mask)
+        packed.extra_fields[routes.ROUTES_BYTES] = packed.routed_experts.nbytes
+        return packed
+
+
 @ray.remote
-class RecordingAgentLoopWorker(_TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class RecordingAgentLoopWorker(_PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The worker of :class:`RecordingAgentLoopManager`."""
 
 
 @ray.remote
-class SeededAgentLoopWorker(_TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class SeededAgentLoopWorker(_PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The same that gives each response a seed of its own.
 
     The seed depends on ``sat_verl.seed``, the prompt's place in the run (validation: its row) and the number of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,27 +13,32 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine import BaseEngine, FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.batch_quantile import (
     SAT_MODES,
-    active_distances,
     batch_quantile,
     distributed_tail_reference,
     one_micro_batch,
 )
 from sat_verl.drift import ppo_loss_with_drift
 from sat_verl.lag import LAG_SUMS
+from sat_verl.routing.engine import FLAG, METRICS, FSDPRoutingReplay, replay_mode
+from sat_verl.tail import LogRatioTail, forward_distances
+
+TAIL, TAIL_NATIVE = "actor/log_ratio_tail/", "actor/log_ratio_tail_native/"
+COMPARE_SECONDS = METRICS + "compare_seconds"
 
 
 class BatchQuantileWorker(TrainingWorker):
     """verl's training worker, whose steps give the SAT losses one q where ``policy_loss.quantile_scope=batch``.
 
-    With every other loss or scope it is verl's worker. See :func:`step_context` for what a step then costs.
+    See :func:`step_context` for what a step then costs. With ``router_replay.mode=R3`` its FSDP2 engine replays routes
+    (:mod:`sat_verl.routing`). Steps of verl's PPO loss also report the tail of the log-ratio.
     """
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
@@ -41,10 +47,33 @@ class BatchQuantileWorker(TrainingWorker):
         # micro-batch; so the engine's own step is wrapped.
         self._engine_step = self.engine.train_batch
         self.engine.train_batch = self._step
+        # verl's Megatron and VeOmni engines replay by themselves.
+        ours = self.engine_config.strategy in ("fsdp", "fsdp2") and replay_mode(self.engine_config) != "disabled"
+        self._replay = FSDPRoutingReplay(self.engine) if ours else None
 
     def _step(self, data: TensorDict, loss_function: Any) -> Any:
-        with step_context(self.engine, data, loss_function):
-            return self._engine_step(data, loss_function)
+        metrics: dict[str, float] = {}
+        if _is_ppo(loss_function):
+            tail, metrics = LogRatioTail(), self._native_tail(data)
+            with step_context(self.engine, data, loss_function):
+                output = self._engine_step(data, tail.observed(loss_function))
+            metrics |= tail.metrics(TAIL, self.engine, get_device_id())
+        else:
+            output = self._engine_step(data, loss_function)
+        metrics |= self._replay.take_metrics() if self._replay else {}
+        if self.engine.is_mp_src_rank_with_outputs():
+            output["metrics"].update({name: [value] for name, value in metrics.items()})
+        return output
+
+    def _native_tail(self, data: TensorDict) -> dict[str, float]:
+        """On request, the tail that the same step would have without replay, from a forward-only pass, and its time."""
+        compare = getattr(self.engine_config.router_replay, "compare", False)
+        if not compare or not tu.get_non_tensor_data(data=data, key=FLAG, default=False):
+            return {}
+        start = time.perf_counter()
+        native = LogRatioTail(forward_distances(self.engine, data, "sat_grpo", **{FLAG: False}))
+        metrics = native.metrics(TAIL_NATIVE, self.engine, get_device_id())
+        return metrics | {COMPARE_SECONDS: time.perf_counter() - start}
 
     def train_mini_batch(self, data: TensorDict) -> TensorDict | None:
         """verl's, except that sums by version lag are summed over the mini-batches, not left to be averaged."""
@@ -64,6 +93,9 @@ class ObservedActorWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         super().init_model()
+        # verl sets it, which makes it flag the batches to replay, for Megatron and VeOmni alone.
+        if "actor" in self.role and isinstance(self.actor.engine, FSDPEngine):
+            self.enable_routing_replay = replay_mode(self.actor.engine_config) != "disabled"
         loss_fn = getattr(self, "loss_fn", None)
         # Only verl's plain PPO loss is observed; a distillation loss stays as it is.
         if isinstance(loss_fn, partial) and loss_fn.func is ppo_loss:
@@ -85,6 +117,10 @@ class ObservedActorWorker(DetachActorWorker):
             "clip_ratio_c": config.clip_ratio_c,
             **{name: value for name, value in options.items() if value is not None},
         }
+
+
+def _is_ppo(loss_function: Any) -> bool:
+    return isinstance(loss_function, partial) and loss_function.func in (ppo_loss, ppo_loss_with_drift)
 
 
 def step_context(engine: BaseEngine, data: TensorDict, loss_function: Any) -> AbstractContextManager[None]:
@@ -122,18 +158,5 @@ def _is_one_micro_batch(engine: FSDPEngine, data: TensorDict) -> bool:
 
 def _step_quantile(engine: BaseEngine, data: TensorDict, loss_mode: str, alpha: float) -> torch.Tensor:
     """The q of the step, shape ``()``, from a forward-only pass over its micro-batches."""
-    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def collect(model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict]:
-        log_prob = no_padding_2_padding(model_output["log_probs"], data)
-        padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
-        response_mask = padded["response_mask"].to(bool)  # as in ppo_loss
-        parts.append(active_distances(loss_mode, log_prob, padded["old_log_probs"], response_mask))
-        return log_prob.new_zeros(()), {}
-
-    # A shallow copy: the pass leaves settings in it. Entropy has no part in q.
-    data = data.copy()
-    tu.assign_non_tensor(data, calculate_entropy=False)
-    engine.infer_batch(data, collect)
-    distances, actives = zip(*parts, strict=True)
-    return distributed_tail_reference(torch.cat(distances), torch.cat(actives), alpha, engine.get_data_parallel_group())
+    distances, actives = forward_distances(engine, data, loss_mode).all(get_device_id())
+    return distributed_tail_reference(distances, actives, alpha, engine.get_data_parallel_group())

@@ -91,7 +91,8 @@ def build_samples(model):
     return samples
 
 
-def build_worker(model_folder):
+def build_worker(model_folder, model=None, engine=None):
+    """A worker on the folder's model; ``model`` and ``engine`` go to verl's configs of those names."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
@@ -104,12 +105,15 @@ def build_worker(model_folder):
             model_config=HFModelConfig(
                 path=model_folder,
                 load_tokenizer=False,
-                use_remove_padding=False,
-                enable_gradient_checkpointing=False,
                 override_config={"attn_implementation": "sdpa"},
+                **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **(model or {})},
             ),
             engine_config=FSDPEngineConfig(
-                strategy="fsdp2", model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+                strategy="fsdp2",
+                model_dtype="fp32",
+                mixed_precision=precision,
+                use_torch_compile=False,
+                **(engine or {}),
             ),
             # The weights stay as they are, and the gradients as they come.
             optimizer_config=FSDPOptimizerConfig(lr=0.0, weight_decay=0.0, clip_grad=1e9, total_training_steps=1000),

@@ -236,3 +236,21 @@ def test_or_its_prompt_group_is_left_out(tq, tmp_path):
     for name in ("response_mask", "loss_mask"):
         assert [int(row.sum()) for row in stored[name].unbind()] == [0, 0, 3, 3]
     assert [float(row.sum()) for row in stored["rm_scores"].unbind()] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_routes_keep_their_type_and_come_as_verls_engines_want_them(tq):
+    """Jagged, one byte each; with a sample that verl adds to divide a batch among ranks."""
+    from verl.trainer.ppo.padding_utils import build_padding_routed_experts
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    samples = [torch.randint(0, 8, (length, 3, 2), dtype=torch.uint8) for length in (5, 9)]
+    samples.append(build_padding_routed_experts(samples[0], 4))
+    keys = [f"{uid(0)}_{number}_0" for number in range(3)]
+    fields = list_of_dict_to_tensordict([{"routed_experts": one} for one in samples])
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields, tags=[{} for _ in keys])
+    found = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["routed_experts"])["routed_experts"]
+    assert found.is_nested
+    assert found.dtype == torch.uint8
+    assert found.layout == torch.jagged
+    for one, other in zip(found.unbind(), samples, strict=True):
+        assert torch.equal(one, other)

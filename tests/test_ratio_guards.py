@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 
 import pytest
 import torch
@@ -157,6 +158,11 @@ def test_a_correction_that_verl_would_refuse_later_is_refused_now(settings, part
 
 # Router replay.
 
+FSDP_MODE = ACTOR + "fsdp_config.router_replay.mode"
+RETURNED = ROLLOUT + "enable_rollout_routing_replay"
+R3 = {FSDP_MODE: "R3", RETURNED: True, "model.name": "tiny_moe"}
+TOP_2 = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+
 
 @pytest.mark.parametrize("engine", ["megatron", "fsdp_config", "veomni"])
 def test_r2_needs_the_recompute_that_bypass_leaves_out(engine):
@@ -165,14 +171,91 @@ def test_r2_needs_the_recompute_that_bypass_leaves_out(engine):
     passes("grpo", {setting: "disabled"})
 
 
-def test_verls_fsdp_engine_replays_no_routes():
+def test_fsdp2_replays_the_rollouts_routes_and_no_others():
+    passes("grpo", R3)
+    assert "records no routes" in refused(FSDP_MODE, "grpo", R3 | {FSDP_MODE: "R2", LOSS_MODE: "gpg", BYPASS: False})
+
+
+def test_verls_own_fsdp_engine_replays_no_routes():
     from verl.workers.engine.fsdp import transformer_impl
 
-    setting = ACTOR + "fsdp_config.router_replay.mode"
-    assert "ignore" in refused(setting, "grpo", {setting: "R3"})
-    assert "ignore" in refused(setting, "grpo", {setting: "R2", LOSS_MODE: "gpg", BYPASS: False})
     with open(transformer_impl.__file__) as source:
-        assert "router_replay" not in source.read(), "verl's FSDP engine replays routes now: lift the refusal"
+        assert "router_replay" not in source.read(), "verl's FSDP engine replays routes now: sat_verl.routing may go"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        (RETURNED, False),
+        (ACTOR + "strategy", "fsdp"),
+        (ACTOR + "fsdp_config.ulysses_sequence_parallel_size", 2),
+        ("actor_rollout_ref.model.enable_activation_offload", True),
+    ],
+)
+def test_r3_is_refused_where_it_cannot_work(setting, value):
+    assert "routing_replay=none" in refused(setting, "grpo", R3 | {setting: value})
+
+
+def test_r3_of_an_engine_that_does_not_run_is_refused():
+    setting = ACTOR + "megatron.router_replay.mode"
+    assert "does not read it" in refused(setting, "grpo", {setting: "R3", RETURNED: True})
+
+
+@pytest.mark.parametrize(
+    ("described", "dense"),
+    [
+        ({}, True),
+        ({"num_experts": 8} | TOP_2, False),
+        ({"num_local_experts": 8} | TOP_2, False),
+        ({"text_config": {"num_experts": 8} | TOP_2}, False),
+        ({"text_config": {}, "n_routed_experts": None}, True),
+    ],
+)
+def test_r3_needs_a_model_with_experts(described, dense, tmp_path):
+    assert "tiny" in refused("model", "grpo", R3 | {"model.name": "tiny"})
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    settings = R3 | {"model.name": "hf", "model.path": str(tmp_path)}
+    if dense:
+        assert "dense" in refused("model", "grpo", settings)
+    else:
+        passes("grpo", settings)
+
+
+def routing(*overrides):
+    return derive(compose(["model=tiny_moe", "run_dir=/tmp/x", *overrides]))
+
+
+def test_one_setting_switches_replay_on():
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from sat_verl.routing.config import RouterReplayConfig
+
+    cfg = routing("routing_replay=r3", "routing_replay.compare=true", "routing_replay.incomplete=fail")
+    for one in ratio_guards.CHECKS:
+        one(cfg)
+    assert cfg.actor_rollout_ref.rollout.enable_rollout_routing_replay is True
+    options = omega_conf_to_dataclass(cfg.actor_rollout_ref.actor.fsdp_config).router_replay
+    assert isinstance(options, RouterReplayConfig)
+    assert (options.mode, options.compare, options.incomplete) == ("R3", True, "fail")
+    off = routing()
+    assert OmegaConf.select(off, FSDP_MODE) is None
+    assert off.actor_rollout_ref.rollout.enable_rollout_routing_replay is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["routing_replay=r2"], "routing_replay.mode"),
+        (["routing_replay=true"], "routing_replay.mode"),
+        (["routing_replay=r3", "routing_replay.compare=1"], "routing_replay.compare"),
+        (["routing_replay=r3", "routing_replay.incomplete=drop"], "routing_replay.incomplete"),
+        (["routing_replay=r3", f"+{FSDP_MODE}=R2"], FSDP_MODE),
+    ],
+)
+def test_settings_of_replay_out_of_range_are_refused(overrides, setting):
+    with pytest.raises(ConfigError) as caught:
+        routing(*overrides)
+    assert caught.value.setting == setting
 
 
 # Sampling.

