@@ -144,7 +144,12 @@ def main(words: Sequence[str]) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     kept = {key: settings[key] for key in ("repeats", "responses")}
-    found = {"settings": kept, "load_average": load, "cells": cells, "provenance": provenance.collect(["python", "-m", "benchmarks.grading", *words])}
+    found = {
+        "settings": kept,
+        "load_average": load,
+        "cells": cells,
+        "provenance": provenance.collect(["python", "-m", "benchmarks.grading", *words]),
+    }
     out.write_text(json.dumps(found, indent=2) + "\n")
     Console().print(show(cells))
     verify._shared.close()
