@@ -354,7 +354,7 @@ def served(model, log):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [
-        "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "1024",
+        "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "4096",
         "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(1 << 28), "--served-model-name", "tiny",
     ]  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1"}
