@@ -146,11 +146,18 @@ def assert_complete(run_dir, done):
 
 
 def test_the_rollout_of_a_moe_runs_on_the_trainers_weights_at_start_and_after_updates(tmp_path):
-    """verl recomputes the log-probs of the rollout's own samples and logs the largest difference."""
+    """verl recomputes the log-probs of the rollout's own samples and logs the largest difference.
+
+    Routes are replayed, and on the same weights they are the trainer's own.
+    """
     run_dir = tmp_path / "run"
     recompute = ["algorithm.rollout_correction.bypass_mode=false", "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"]
-    train(run_dir, "model=tiny_moe", "lag=0", *recompute)
+    train(run_dir, "model=tiny_moe", "lag=0", "routing_replay=r3", *recompute)
     for row in rows(run_dir):
+        assert row["actor/routing/incomplete_tokens"] == row["actor/routing/native"] == 0
+        assert row["actor/routing/differing"] < 0.01, "but for ties"
+        # 64 prompts of 9 tokens: 2 layers x 2 experts x 1 byte for every token.
+        assert row["routing/payload_bytes"] == 2 * 2 * (64 * 9 + row["response_length/tokens"])
         assert row["actor/grad_norm"] > 1e-3
         # A difference of probabilities; an engine left on old weights shows 0.1 and more.
         assert row["training/rollout_probs_diff_max"] < 1e-4, row["step"]
