@@ -28,6 +28,7 @@ from sat_verl.batch_quantile import (
 from sat_verl.drift import ppo_loss_with_drift
 from sat_verl.lag import LAG_SUMS
 from sat_verl.routing.engine import FLAG, METRICS, FSDPRoutingReplay, replay_mode
+from sat_verl.routing.megatron import MegatronRoutingReplay
 from sat_verl.tail import LogRatioTail, forward_distances
 
 TAIL, TAIL_NATIVE = "actor/log_ratio_tail/", "actor/log_ratio_tail_native/"
@@ -47,9 +48,7 @@ class BatchQuantileWorker(TrainingWorker):
         # micro-batch; so the engine's own step is wrapped.
         self._engine_step = self.engine.train_batch
         self.engine.train_batch = self._step
-        # verl's Megatron and VeOmni engines replay by themselves.
-        ours = self.engine_config.strategy in ("fsdp", "fsdp2") and replay_mode(self.engine_config) != "disabled"
-        self._replay = FSDPRoutingReplay(self.engine) if ours else None
+        self._replay = _replay(self.engine)
 
     def _step(self, data: TensorDict, loss_function: Any) -> Any:
         metrics: dict[str, float] = {}
@@ -119,6 +118,16 @@ class ObservedActorWorker(DetachActorWorker):
         }
 
 
+def _replay(engine: BaseEngine) -> FSDPRoutingReplay | MegatronRoutingReplay | None:
+    """What replays the engine's routes, or watches that it does; None for engines that replay by themselves."""
+    mode, strategy = replay_mode(engine.engine_config), engine.engine_config.strategy
+    if strategy in ("fsdp", "fsdp2") and mode != "disabled":
+        return FSDPRoutingReplay(engine)
+    if strategy == "megatron" and mode == "R3":
+        return MegatronRoutingReplay(engine)
+    return None
+
+
 def _is_ppo(loss_function: Any) -> bool:
     return isinstance(loss_function, partial) and loss_function.func in (ppo_loss, ppo_loss_with_drift)
 
@@ -140,20 +149,23 @@ def step_context(engine: BaseEngine, data: TensorDict, loss_function: Any) -> Ab
         return nullcontext()
     if policy_loss.get("quantile_scope", "microbatch") != "batch":
         return nullcontext()
-    # Other engines may split further (Megatron's pipeline).
-    if isinstance(engine, FSDPEngine) and _is_one_micro_batch(engine, data):
+    if engine.engine_config.strategy in ("fsdp", "fsdp2", "megatron") and _is_one_micro_batch(engine, data):
         return one_micro_batch(engine.get_data_parallel_group())
     return batch_quantile(_step_quantile(engine, data, policy_loss.loss_mode, policy_loss.alpha))
 
 
-def _is_one_micro_batch(engine: FSDPEngine, data: TensorDict) -> bool:
+def _is_one_micro_batch(engine: BaseEngine, data: TensorDict) -> bool:
     """Whether verl's ``prepare_micro_batches`` makes one micro-batch of ``data`` on every rank."""
+    config = engine.engine_config
+    if config.get("virtual_pipeline_model_parallel_size") or config.get("dynamic_context_parallel"):
+        return False  # these split further
     if not tu.get(data, "use_dynamic_bsz", True):
         # verl gives every rank as many samples.
         return len(data) == data["micro_batch_size_per_gpu"] * tu.get(data, "force_group_size", 1)
-    tokens = data["input_ids"].offsets()[-1].to(engine.device_mesh.device_type, copy=True)
+    tokens = data["input_ids"].offsets()[-1].to(get_device_id(), copy=True)
     torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
-    return tokens.item() <= data["max_token_len_per_gpu"] * engine.ulysses_sequence_parallel_size
+    split = config.context_parallel_size if config.strategy == "megatron" else engine.ulysses_sequence_parallel_size
+    return tokens.item() <= data["max_token_len_per_gpu"] * split
 
 
 def _step_quantile(engine: BaseEngine, data: TensorDict, loss_mode: str, alpha: float) -> torch.Tensor:

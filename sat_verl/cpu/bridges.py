@@ -122,6 +122,12 @@ def _with_private_socket(init: Callable) -> Callable:
     return wrapped
 
 
+def run_megatron(_engine: Any) -> None:
+    from sat_verl.cpu import megatron  # imports megatron-core and mbridge
+
+    megatron.apply()
+
+
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +181,13 @@ BRIDGES = (
         "on a CPU, tensor.to(device) is a view of the shared segment, which then cannot be closed; and the socket "
         "path holds only the Ray job id, which is the same in every local cluster, so that two runs would meet",
         "verl 0.9.1",
+    ),
+    Bridge(
+        "run_megatron",
+        "verl.workers.engine.megatron.transformer_impl",
+        run_megatron,
+        "megatron-core and mbridge take CUDA and TransformerEngine for granted; the patches: sat_verl.cpu.megatron",
+        "verl 0.9.1, megatron-core 0.16.1, mbridge 0.15.1",
     ),
     Bridge(
         "keep_linear_weights",

@@ -76,11 +76,8 @@ class FSDPRoutingReplay:
         on_device = micro_batch.select("input_ids", "response_mask", ROUTES, strict=False).to(get_device_id())
         routes = micro_batch_routes(on_device, packed, self.engine._get_packed_pad_size(tokens) if packed else 0)
         with self._replayer.replay(routes) as counts:
-            if self.fail and (missing := int(counts.incomplete)):
-                raise IncompleteRoutesError(
-                    f"router_replay.incomplete=fail: {missing} tokens of a micro-batch have no complete route; "
-                    "use incomplete=native to route them by the current weights, counted"
-                )
+            if self.fail:
+                refuse_incomplete(int(counts.incomplete))
             output = self._forward_step(
                 micro_batch.exclude(ROUTES), loss_function=loss_function, forward_only=forward_only
             )
@@ -103,15 +100,32 @@ class FSDPRoutingReplay:
         total = torch.stack([zero, *self._totals]).sum(dim=0)
         self._totals.clear()
         torch.distributed.all_reduce(total, group=self.engine.get_data_parallel_group())
-        wanted, replayed, differing, incomplete, last = total.tolist()
-        if not wanted:
-            return {}
-        return {
-            METRICS + "differing": differing / max(replayed, 1),
-            METRICS + "native": (wanted - replayed) / wanted,
-            METRICS + "incomplete_tokens": float(incomplete),
-            METRICS + "last_tokens": float(last),
-        }
+        return metrics_of(*total.tolist())
+
+
+def metrics_of(wanted: int, replayed: int, differing: int, incomplete: int, last: int) -> dict[str, float]:
+    """See :meth:`FSDPRoutingReplay.take_metrics`; the first three count tokens x layers, the others tokens."""
+    if not wanted:
+        return {}
+    return {
+        METRICS + "differing": differing / max(replayed, 1),
+        METRICS + "native": (wanted - replayed) / wanted,
+        METRICS + "incomplete_tokens": float(incomplete),
+        METRICS + "last_tokens": float(last),
+    }
+
+
+def refuse_incomplete(tokens: int) -> None:
+    """What ``incomplete=fail`` does.
+
+    Raises:
+        IncompleteRoutesError: unless ``tokens`` is 0.
+    """
+    if tokens:
+        raise IncompleteRoutesError(
+            f"router_replay.incomplete=fail: {tokens} tokens of a batch have no complete route; "
+            "use incomplete=native to route them by the current weights, counted"
+        )
 
 
 def _refuse(engine: BaseEngine) -> None:

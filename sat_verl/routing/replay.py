@@ -30,7 +30,7 @@ from torch import nn
 
 from sat_verl.routing.routers import Router, UnsupportedModelError, find_routers, gates_of
 
-__all__ = ["Counts", "Routes", "RoutingReplay"]
+__all__ = ["Counts", "Routes", "RoutingReplay", "complete_rows", "same_sets"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,20 @@ class Counts:
     replayed: torch.Tensor
     differing: torch.Tensor
     incomplete: torch.Tensor
+
+
+@torch.no_grad()
+def complete_rows(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Whether each row of ``experts``, shape ``(..., k)``, any integer dtype, is a route: k different ones that exist."""
+    ordered = experts.to(torch.int64).sort(dim=-1).values
+    inside = (ordered[..., 0] >= 0) & (ordered[..., -1] < num_experts)
+    return inside & (ordered.diff(dim=-1) > 0).all(dim=-1)
+
+
+@torch.no_grad()
+def same_sets(own: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """Whether the rows of two tensors, shapes ``(T, k)``, each without repetition, are the same sets."""
+    return (own.unsqueeze(-1) == given.unsqueeze(-2)).any(dim=-1).all(dim=-1)
 
 
 class RoutingReplay:
@@ -157,11 +171,9 @@ class _Forward:
     @torch.no_grad()
     def _complete(self) -> torch.Tensor:
         """Of each row and router, whether its route is wanted and complete, shape ``(T, routers)``, bool."""
-        flags = []
-        for column in self.columns:
-            ordered = self.routes.experts[:, column].to(torch.int64).sort(dim=-1).values
-            inside = (ordered[:, 0] >= 0) & (ordered[:, -1] < self.owner.num_experts)
-            flags.append(inside & (ordered.diff(dim=-1) > 0).all(dim=-1) & self.routes.wanted)
+        experts, wanted = self.routes.experts, self.routes.wanted
+        # Layer by layer: all of them in int64 would be large.
+        flags = [complete_rows(experts[:, column], self.owner.num_experts) & wanted for column in self.columns]
         return torch.stack(flags, dim=-1)
 
     @contextmanager
@@ -191,8 +203,7 @@ class _Forward:
         with torch.no_grad():
             self.owner.check_gates(router, logits, own_gates, own)
             given = given.to(own)
-            same = (own.unsqueeze(-1) == given.unsqueeze(-2)).any(dim=-1).all(dim=-1)
-            changed = complete & ~same
+            changed = complete & ~same_sets(own, given)
             experts = torch.where(changed.unsqueeze(-1), given, own)
             if router.name not in self.counted:  # and not again where a checkpointed layer runs a second time
                 self.counted.add(router.name)

@@ -1,0 +1,298 @@
+"""Optimizer steps with verl's Megatron engine on the CPU, beside the same ones with FSDP2: 1 rank, and 2 with gloo.
+
+As :mod:`ranks`, of which it is a third program: :func:`results` runs it once per test session. The gradient of a
+Megatron step is what a step of gradient descent subtracts from the weights, which Megatron's own export names as
+transformers does, whatever the ranks hold of them.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import ranks
+import torch
+
+LAYERS, EXPERTS, TOP_K = 2, 8, 2
+ORDER = list(range(ranks.SAMPLES))
+INCOMPLETE = {3: [1], 5: [0, 2]}
+"""Sample: tokens whose route the samples lack."""
+BY_2, BY_TOKENS = {"micro_batch_size_per_gpu": 2}, {"max_token_len_per_gpu": 24}
+WHOLE = {"micro_batch_size_per_gpu": None}
+# Name: model, settings of the step, loss, whether routes are replayed.
+CASES = {
+    "dense": ("dense", BY_2, "sat_grpo", False),
+    "dense, one micro-batch": ("dense", WHOLE, "sat_gspo", False),
+    "dense, by tokens": ("dense", BY_TOKENS, "sat_gspo", False),
+    "moe": ("moe", BY_2, "sat_grpo", False),
+    "moe, replayed": ("moe", BY_2, "sat_grpo", True),
+    "moe, replayed, by tokens": ("moe", BY_TOKENS, "sat_gspo", True),
+}
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+# Name: world size, settings of the engine, settings of its transformer, cases.
+LAYOUTS = {
+    "one rank": (1, {}, {}, list(CASES)),
+    "recompute": (1, {}, RECOMPUTE, ["moe, replayed"]),
+    "data": (2, {}, {}, ["dense", "dense, by tokens", "moe, replayed"]),
+    "tensor": (2, {"tensor_model_parallel_size": 2}, {}, ["dense", "moe, replayed"]),
+    "expert": (2, {"expert_model_parallel_size": 2}, {}, ["moe, replayed", "moe, replayed, by tokens"]),
+    "pipeline": (2, {"pipeline_model_parallel_size": 2}, {}, ["dense", "moe, replayed"]),
+}
+
+
+@functools.cache
+def results():
+    """Of the program below: ``samples`` by model, ``fsdp`` and each layout by case, and ``checkpoint``."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
+        env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        env |= {"TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        names = ("samples", "fsdp", "checkpoint", *LAYOUTS)
+        return {name: torch.load(Path(folder) / f"{name}.pt", weights_only=False) for name in names}
+
+
+def build_model(kind):
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": LAYERS, "vocab_size": 32, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    rest = {"bos_token_id": None, "pad_token_id": None, "eos_token_id": 1, "tie_word_embeddings": False}
+    rest |= {"initializer_range": 0.2, "attn_implementation": "sdpa"}
+    if kind == "dense":
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, **rest)).float().eval()
+    moe = {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **rest, **moe)).float().eval()
+
+
+def build_samples(model, kind):
+    samples = ranks.build_samples(model)[: ranks.SAMPLES]
+    generator = torch.Generator().manual_seed(2)
+    for index, sample in enumerate(samples if kind == "moe" else []):
+        shape = (len(sample["input_ids"]), LAYERS, EXPERTS)
+        routes = torch.rand(shape, generator=generator).argsort(-1)[..., :TOP_K].to(torch.uint8)
+        routes[[*INCOMPLETE.get(index, []), -1]] = 0
+        sample["routed_experts"] = routes
+    samples[6]["response_mask"] = torch.zeros_like(samples[6]["response_mask"])  # takes no part
+    return samples
+
+
+def build_worker(folder, replay, transformer=None, engine=None, optimizer=None):
+    """A worker with verl's Megatron engine in float32 on the folder's model."""
+    from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig, TrainingWorkerConfig
+
+    from sat_verl.cpu.megatron_config import CpuMcoreEngineConfig
+    from sat_verl.routing.config import RouterReplayConfig
+    from sat_verl.worker import BatchQuantileWorker
+
+    local = {"attention_backend": "local", "persist_layer_norm": False, "moe_grouped_gemm": False}
+    if engine and "pipeline_model_parallel_size" in engine:
+        local["variable_seq_lengths"] = True
+    # The first step of Adam is lr * g / (|g| + eps), which is g for these; its distributed optimizer has Adam alone.
+    descent = {"lr": 1e6, "weight_decay": 0.0, "override_optimizer_config": {"adam_eps": 1e6}}
+    worker = BatchQuantileWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(path=folder, use_remove_padding=True),
+            engine_config=CpuMcoreEngineConfig(
+                vanilla_mbridge=True,
+                override_transformer_config=local | (transformer or {}),
+                router_replay=RouterReplayConfig(mode="R3" if replay else "disabled", compare=replay),
+                **(engine or {}),
+            ),
+            optimizer_config=McoreOptimizerConfig(
+                **{**(optimizer or descent), "clip_grad": 1e9, "total_training_steps": 1000, "lr_decay_steps": 1000}
+            ),
+            checkpoint_config=McoreCheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
+        )
+    )
+    worker.reset()
+    return worker
+
+
+def weights(worker):
+    return {name: value.clone() for name, value in worker.engine.get_per_tensor_param()[0]}
+
+
+def load(worker, folder):
+    worker.engine.bridge.load_weights(worker.engine.module, folder)
+    worker.engine.optimizer.reload_model_params()
+    for optimizer in worker.engine.optimizer.chained_optimizers:
+        for state in optimizer.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
+def batch(samples, rank, world, settings, replay):
+    from verl.utils import tensordict_utils as tu
+
+    data = ranks.batch_of(samples, ORDER, rank, world, **settings)
+    tu.assign_non_tensor_data(data, "enable_routing_replay", replay)
+    return data
+
+
+def log_probs(worker, data):
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, compute_loss=False)
+    out = worker.infer_batch(data)
+    return [] if out is None else [row.clone() for row in out["log_probs"].unbind()]
+
+
+def step(worker, data):
+    """``metrics`` of one optimizer step, by name: numbers and lists of numbers."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+
+    output = worker.train_batch(data)
+    metrics = {} if output is None else tu.get(output, "metrics")
+    plain = {}
+    for name, value in metrics.items():
+        parts = [one.values if isinstance(one, Metric) else one for one in value] if isinstance(value, list) else value
+        plain[name] = parts
+    return plain
+
+
+def fsdp_main(folder, samples, rank, world):
+    """All cases with FSDP2: gradients by name, experts apart as Megatron's export has them."""
+    from sat_verl.routing.config import RouterReplayConfig
+
+    out, workers = {}, {}
+    for name, (kind, settings, loss, replay) in CASES.items():
+        if kind not in workers:
+            options = {"router_replay": RouterReplayConfig(mode="R3", compare=True)} if kind == "moe" else None
+            workers[kind] = ranks.build_worker(f"{folder}/{kind}", None, options)
+        worker = workers[kind]
+        worker.set_loss_fn(ranks.loss_function(loss, "batch"))
+        seen, numbers = {}, {}
+        optimizer_step, engine = worker.engine.optimizer_step, worker.engine
+
+        def spy(seen=seen, engine=engine, optimizer_step=optimizer_step):
+            seen.update({name: p.grad.full_tensor() for name, p in engine.module.named_parameters()})
+            return optimizer_step()
+
+        engine.optimizer_step = spy
+        numbers = step(worker, batch(samples[kind], rank, world, settings, replay))
+        engine.optimizer_step = optimizer_step
+        values = log_probs(worker, batch(samples[kind], rank, world, settings, replay))
+        out[name] = {"gradient": apart(seen), "metrics": numbers, "log_probs": values}
+    torch.save(out, f"{folder}/fsdp.pt")
+
+
+def apart(tensors):
+    """Transformers' stacked experts, one by one."""
+    out = {}
+    for name, value in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, matrix in enumerate(value):
+                prefix = name.removesuffix("gate_up_proj") + f"{expert}."
+                out[prefix + "gate_proj.weight"], out[prefix + "up_proj.weight"] = matrix.chunk(2)
+        elif name.endswith("experts.down_proj"):
+            for expert, matrix in enumerate(value):
+                out[name.removesuffix("down_proj") + f"{expert}.down_proj.weight"] = matrix
+        else:
+            out[name] = value
+    return out
+
+
+def layout_main(layout, folder, samples, rank, world):
+    _, engine, transformer, cases = LAYOUTS[layout]
+    out, workers = {}, {}
+    for name in cases:
+        kind, settings, loss, replay = CASES[name]
+        if (kind, replay) not in workers:
+            workers[kind, replay] = build_worker(f"{folder}/{kind}", replay, transformer, engine)
+        worker = workers[kind, replay]
+        load(worker, f"{folder}/{kind}")
+        before = weights(worker)
+        worker.set_loss_fn(ranks.loss_function(loss, "batch"))
+        dp, size = worker.engine.get_data_parallel_rank(), worker.engine.get_data_parallel_size()
+        values = log_probs(worker, batch(samples[kind], dp, size, settings, replay))
+        metrics = step(worker, batch(samples[kind], dp, size, settings, replay))
+        after = weights(worker)
+        gradient = {key: before[key] - after[key] for key in before}
+        out[name] = {"gradient": gradient, "before": before, "metrics": metrics, "log_probs": values}
+    parts = [None] * world
+    torch.distributed.all_gather_object(parts, out)
+    if rank == 0:
+        # Where the metrics and the log-probs are: on the ranks that have outputs.
+        for name, found in out.items():
+            found["all_metrics"] = [part[name]["metrics"] for part in parts if part[name]["metrics"]]
+            found["all_log_probs"] = [part[name]["log_probs"] for part in parts if part[name]["log_probs"]]
+        torch.save(out, f"{folder}/{layout}.pt")
+
+
+def checkpoint_main(folder, samples, rank, world):
+    """Two Adam steps with a checkpoint between them, and again from that checkpoint in a worker on other weights."""
+    adam = {"lr": 1e-2, "weight_decay": 0.0}
+    out = {}
+    for kind, replay in (("dense", False), ("moe", True)):
+
+        def one_step(worker, kind=kind, replay=replay):
+            step(worker, batch(samples[kind], 0, 1, BY_2, replay))
+            return weights(worker)
+
+        worker = build_worker(f"{folder}/{kind}", replay, optimizer=adam)
+        worker.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
+        saved = one_step(worker)
+        worker.save_checkpoint(f"{folder}/saved-{kind}", None, 1, None)
+        expected = one_step(worker)
+        other = build_worker(f"{folder}/{kind}", replay, optimizer=adam)
+        other.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
+        one_step(other)
+        one_step(other)
+        other.load_checkpoint(f"{folder}/saved-{kind}", None, False)
+        loaded = weights(other)
+        out[kind] = {"saved": saved, "loaded": loaded, "expected": expected, "resumed": one_step(other)}
+        out[kind]["exported"] = exported(f"{folder}/saved-{kind}/model/huggingface")
+    torch.save(out, f"{folder}/checkpoint.pt")
+
+
+def exported(folder):
+    from transformers import AutoModelForCausalLM
+
+    return apart(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
+
+
+def rank_main(function, name, folder, samples, rank, world):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"DIST_INIT_METHOD": f"file://{folder}/rendezvous-{name}", "MASTER_ADDR": "", "MASTER_PORT": "0"}
+    function(folder, samples, rank, world)
+
+
+def main(folder):
+    import sat_verl.worker  # noqa: F401  here, and not in every process after the fork
+    from recipes.models.tokenizer import build_tokenizer
+
+    samples = {}
+    for kind in ("dense", "moe"):
+        model = build_model(kind)
+        samples[kind] = build_samples(model, kind)
+        model.save_pretrained(f"{folder}/{kind}")
+        build_tokenizer(64).save_pretrained(f"{folder}/{kind}")
+    torch.save(samples, f"{folder}/samples.pt")
+    context = torch.multiprocessing.get_context("fork")
+    jobs = [(fsdp_main, "fsdp", 1), (checkpoint_main, "checkpoint", 1)]
+    jobs += [(functools.partial(layout_main, name), name, world) for name, (world, *_) in LAYOUTS.items()]
+    failed = []
+    for function, name, world in jobs:
+        processes = [
+            context.Process(target=rank_main, args=(function, name, folder, samples, rank, world))
+            for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        failed += [name for process in processes if process.exitcode]
+    sys.exit(", ".join(failed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
