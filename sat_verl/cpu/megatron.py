@@ -171,6 +171,20 @@ def load_float32_state() -> None:
     setattr(DistributedOptimizer, name, torch.no_grad()(getattr(DistributedOptimizer, name)))
 
 
+def own_step_counters() -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    original = DistributedOptimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        original(self, state_dict)
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].clone()
+
+    DistributedOptimizer.load_state_dict = load_state_dict
+
+
 # --- without TransformerEngine ---------------------------------------------------------------------------------------
 
 
@@ -214,17 +228,18 @@ def norm_of_split_sequences() -> None:
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
-def name_in_transformer_engine(name: str, moe_layers: set[str]) -> str:
+def name_in_transformer_engine(name: str, moe_layers: set[str], first_expert: int = 0) -> str:
     """The name that a weight of a local layer has in TransformerEngine's layers, which mbridge knows.
 
     Args:
         name: for instance ``decoder.layers.0.input_layernorm.weight``.
         moe_layers: prefixes of the layers that have a router, for instance ``decoder.layers.0``.
+        first_expert: number in the whole model of this rank's expert 0.
     """
     if name.endswith(".input_layernorm.weight"):
         return name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
     if match := _EXPERT.search(name):
-        return f"{name[: match.start()]}.mlp.experts.{match[2]}.weight{match[1]}"
+        return f"{name[: match.start()]}.mlp.experts.{match[2]}.weight{first_expert + int(match[1])}"
     if name.endswith(".pre_mlp_layernorm.weight") and name.split(".pre_mlp")[0] not in moe_layers:
         return name.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
     return name
@@ -235,10 +250,13 @@ def name_as_transformer_engine() -> None:
 
     original = Bridge._weight_name_mapping_mcore_local_to_global
 
-    def names(self: Any, *args: Any, **kwargs: Any) -> dict[str, str]:
-        found = original(self, *args, **kwargs)
+    def names(self: Any, model: Any, consider_ep: bool = True) -> dict[str, str]:
+        found = original(self, model, consider_ep)
         moe_layers = {name.split(".mlp.router")[0] for name in found.values() if ".mlp.router" in name}
-        return {local: name_in_transformer_engine(name, moe_layers) for local, name in found.items()}
+        first = 0
+        if consider_ep and self.mpu.ep_size > 1:
+            first = self.config.num_moe_experts // self.mpu.ep_size * self.mpu.ep_rank
+        return {local: name_in_transformer_engine(name, moe_layers, first) for local, name in found.items()}
 
     Bridge._weight_name_mapping_mcore_local_to_global = names
 
@@ -304,6 +322,9 @@ PATCHES = (
     Patch("cpu_random_states", cpu_random_states, "Megatron forks and restores the generators of CUDA devices"),
     Patch("split_sizes_as_numbers", split_sizes_as_numbers, "experts on several ranks: only CUDA's are made numbers"),
     Patch("load_float32_state", load_float32_state, "without master weights the state is loaded into the weights"),
+    Patch(
+        "own_step_counters", own_step_counters, "a loaded torch Adam counts each step once per weight, in one tensor"
+    ),
     Patch("plain_router_gemm", plain_router_gemm, "a NameError in the router where TransformerEngine is missing"),
     Patch("local_layers", local_layers, "mbridge builds its layers with TransformerEngine"),
     Patch("name_as_transformer_engine", name_as_transformer_engine, "mbridge reads and writes only those layers"),
