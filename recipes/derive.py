@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import routing, schedule, values
+from recipes import megatron, routing, schedule, values
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -53,7 +53,7 @@ def derive(cfg: DictConfig) -> DictConfig:
         routing.derive(cfg)
         window = cfg.trainer.v1.separate_async.parameter_sync_step
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
-        share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)
+        share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // megatron.data_parallel(cfg))
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
         dual_clip = NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip
         schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")

@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import benchmark, ratio_guards
+from recipes import benchmark, megatron, ratio_guards
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 from sat_verl.cpu.placement import usable_cores
@@ -35,7 +35,7 @@ def support(cfg: DictConfig) -> None:
         "trainer.use_v1": (True,),
         "trainer.v1.trainer_mode": ("sat_async",),
         "actor_rollout_ref.rollout.name": ("vllm",),
-        "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
+        "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp", "megatron"),
     }
     if cfg.backend.name == "cpu":
         only |= {"trainer.nnodes": (1,), "actor_rollout_ref.rollout.nnodes": (1,), "trainer.device": ("cpu",)}
@@ -60,7 +60,8 @@ def sizes(cfg: DictConfig) -> None:
             "leave it out: it is derived",
         )
     responses = actor.ppo_mini_batch_size * cfg.responses_per_prompt
-    if responses % cfg.trainer_ranks:
+    parts = megatron.data_parallel(cfg)
+    if responses % parts:
         raise ConfigError(
             "trainer_ranks",
             cfg.trainer_ranks,
@@ -68,11 +69,11 @@ def sizes(cfg: DictConfig) -> None:
             "choose a number of ranks that divides it",
         )
     micro = actor.ppo_micro_batch_size_per_gpu
-    if not actor.use_dynamic_bsz and (responses // cfg.trainer_ranks) % micro:
+    if not actor.use_dynamic_bsz and (responses // parts) % micro:
         raise ConfigError(
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
             micro,
-            f"each rank has {responses // cfg.trainer_ranks} responses, which it does not divide",
+            f"each rank has {responses // parts} responses, which it does not divide",
             "choose a divisor, or null for one micro-batch",
         )
     if cfg.responses_per_prompt < 2 and cfg.algorithm.adv_estimator == "grpo":
@@ -269,7 +270,7 @@ def validation(cfg: DictConfig) -> None:
     benchmark.load(cfg)
 
 
-CHECKS = (support, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
+CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
 
 
 def check(cfg: DictConfig) -> None:

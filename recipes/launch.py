@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import benchmark, guards, provenance, report, resume, routing
+from recipes import benchmark, guards, megatron, provenance, report, resume, routing
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -132,8 +132,9 @@ def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
 
 
 def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
-    from sat_verl.cpu import paths, placement
+    from sat_verl.cpu import ENGINE_ENV, paths, placement
 
+    engine = cfg.actor_rollout_ref.actor.strategy
     cores = placement.usable_cores()
     if cfg.backend.cores is not None:
         cores = cores[: cfg.backend.cores]
@@ -145,6 +146,9 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         "VERL_PLATFORM": "cpu",
         # verl registers its FSDP engine for cuda and npu; the class itself asks the platform for its device.
         "VERL_ENGINE_DEVICE": "cuda",
+        ENGINE_ENV: engine,
+        # megatron-core compiles small functions at their first call, which takes half a minute.
+        **({"TORCHDYNAMO_DISABLE": "1"} if engine == "megatron" else {}),
         "TMPDIR": str(runtime_dir),
         paths.SOCKET_DIR_ENV: str(sockets),
         paths.SHM_DIR_ENV: str(weights),
@@ -249,6 +253,7 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     if cfg.benchmark is not None:
         for line in benchmark.origin(cfg.data.val_files)["warnings"]:
             console.print(f"benchmark {cfg.benchmark}: {line}", soft_wrap=True, highlight=False)
+    megatron.check_model(cfg)
     if (routes := routing.plan(cfg)) is not None:
         console.print(f"routing replay  {routes}", soft_wrap=True, highlight=False)
     started = time.time()

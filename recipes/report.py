@@ -97,9 +97,9 @@ def by_lag(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def hf_checkpoint(run_dir: Path) -> Path | None:
     """The newest checkpoint of the run in Hugging Face format."""
-    folders = sorted(
-        run_dir.glob("checkpoints/global_step_*/actor/huggingface"), key=lambda f: int(f.parts[-3].split("_")[-1])
-    )
+    places = ("actor/huggingface", "actor/model/huggingface")  # of FSDP, and of Megatron
+    steps = sorted(run_dir.glob("checkpoints/global_step_*"), key=lambda folder: int(folder.name.split("_")[-1]))
+    folders = [step / place for step in steps for place in places if (step / place).is_dir()]
     return folders[-1] if folders else None
 
 

@@ -19,13 +19,13 @@ MODES = {"none": "disabled", "r3": "R3"}
 ROLLOUT_SWITCH = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 TRAINERS = {"fsdp2": "fsdp_config", "fsdp": "fsdp_config", "megatron": "megatron", "veomni": "veomni"}
 """By ``actor.strategy``, where verl keeps the settings of an engine that can have a replay mode."""
-TARGETS = {"fsdp_config": "sat_verl.routing.config.RouterReplayConfig"}
+TARGETS = dict.fromkeys(("fsdp_config", "megatron"), "sat_verl.routing.config.RouterReplayConfig")
 """The typed config of a replay mode where it is not verl's."""
 VERL_TARGET = "verl.workers.config.EngineRouterReplayConfig"
 ROLLOUTS = ("vllm", "sglang")
 """Rollout engines of verl that return routes."""
 OPTIONS: dict[str, str | bool] = {"incomplete": "native", "compare": False}
-"""Of our replay in FSDP2, with their defaults; verl's engines have none of them."""
+"""Of our replay in FSDP2 and our watch over Megatron's, with their defaults; verl's own have none of them."""
 _ACTOR = "actor_rollout_ref.actor."
 _PIPELINE = "actor_rollout_ref.rollout.pipeline_model_parallel_size"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
@@ -75,7 +75,9 @@ def derive(cfg: DictConfig) -> None:
             problem = f"the {strategy} trainer replays no routes"
             raise ConfigError(KEY, ours.mode, problem, f"choose one of {known}, or {_NONE}")
         settings = f"{_ACTOR}{engine}.router_replay"
-        target = OmegaConf.select(cfg, settings + "._target_") or TARGETS.get(engine, VERL_TARGET)
+        target = OmegaConf.select(cfg, settings + "._target_")
+        if target in (None, VERL_TARGET):
+            target = TARGETS.get(engine, VERL_TARGET)
         OmegaConf.update(cfg, settings + "._target_", target, force_add=True)
         for key, value in {_mode_key(engine): MODES[ours.mode], ROLLOUT_SWITCH: True}.items():
             if OmegaConf.select(cfg, key) in (*_OFF, False):

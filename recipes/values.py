@@ -44,7 +44,7 @@ _SWITCHES = (
 )
 _POSITIVE = (
     _ACTOR + "optim.lr",
-    _ACTOR + "grad_clip",
+    _ACTOR + "optim.clip_grad",
     "sat_verl.wait_limit_s",
     "trainer.v1.sampler.sampler_kwargs.poll_interval_s",
     "trainer.v1.sampler.sampler_kwargs.stall_timeout_s",
@@ -151,6 +151,10 @@ def radii(cfg: DictConfig) -> None:
 
 
 def positive(cfg: DictConfig) -> None:
+    unused = OmegaConf.select(cfg, _ACTOR + "grad_clip")
+    if unused not in (None, 1.0):
+        fix = f"set {_ACTOR}optim.clip_grad instead"
+        raise ConfigError(_ACTOR + "grad_clip", unused, "verl's engines do not read it", fix)
     for key in _POSITIVE:
         _require(cfg, key, lambda v: _number(v) and v > 0, "it must be a positive number", f"set {key}=1, say")
     good = ("stop", "skip")

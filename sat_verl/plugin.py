@@ -20,6 +20,7 @@ def _register() -> None:
     # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
     wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
     if cpu.enabled():
+        cpu.leave_out_megatron()
         importlib.import_module("sat_verl.cpu.platform")
         importlib.import_module("sat_verl.cpu.bridges").install()
 

@@ -87,7 +87,7 @@ def build_worker(folder, replay, transformer=None, engine=None, optimizer=None):
     """A worker with verl's Megatron engine in float32 on the folder's model."""
     from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig, TrainingWorkerConfig
 
-    from sat_verl.cpu.megatron_config import CpuMcoreEngineConfig
+    from sat_verl.cpu.megatron.config import CpuMcoreEngineConfig
     from sat_verl.routing.config import RouterReplayConfig
     from sat_verl.worker import BatchQuantileWorker
 

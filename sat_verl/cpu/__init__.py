@@ -7,8 +7,21 @@ machine's cores.
 """
 
 import os
+import sys
+
+ENGINE_ENV = "SAT_VERL_CPU_ENGINE"
+"""The training engine of a CPU run, ``actor.strategy``."""
 
 
 def enabled() -> bool:
     """Whether this process belongs to a CPU run (``VERL_PLATFORM=cpu``)."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
+def leave_out_megatron() -> None:
+    """Let this process do without megatron-core if the run trains with another engine.
+
+    verl imports every engine that is installed, in every process; this one takes more than a second.
+    """
+    if os.environ.get(ENGINE_ENV, "megatron") != "megatron":
+        sys.modules.setdefault("megatron", None)  # type: ignore[arg-type]  its import now fails, as if it were not there

@@ -1,4 +1,4 @@
-"""Options of routing replay on verl's FSDP2 engine, chosen with ``router_replay._target_``."""
+"""Options of routing replay on verl's FSDP2 and Megatron engines, chosen with ``router_replay._target_``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RouterReplayConfig"]
 
 @dataclass
 class RouterReplayConfig(EngineRouterReplayConfig):
-    """verl's router-replay options and ours: ``fsdp_config.router_replay._target_`` names this class.
+    """verl's router-replay options and ours: ``router_replay._target_`` of the engine's config names this class.
 
     Args:
         mode: ``disabled``, or ``R3``: the rollout's routes.
@@ -31,7 +31,7 @@ class RouterReplayConfig(EngineRouterReplayConfig):
         super().__post_init__()
         if self.mode == "R2":
             raise ValueError(
-                "router_replay.mode='R2' replays routes that the trainer recorded, which is not built for FSDP: "
+                "router_replay.mode='R2' replays routes that the trainer recorded, which these options are not for: "
                 "use R3 (the rollout's routes)"
             )
         if self.incomplete not in ("native", "fail"):

@@ -69,7 +69,7 @@ class Counts:
 
 @torch.no_grad()
 def complete_rows(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Whether each row of ``experts``, shape ``(..., k)``, any integer dtype, is a route: k different ones that exist."""
+    """Whether each row of ``experts``, shape ``(..., k)``, any integer dtype, is a route: k different that exist."""
     ordered = experts.to(torch.int64).sort(dim=-1).values
     inside = (ordered[..., 0] >= 0) & (ordered[..., -1] < num_experts)
     return inside & (ordered.diff(dim=-1) > 0).all(dim=-1)
