@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import ranks
@@ -44,7 +45,7 @@ LAYOUTS = {
 
 @functools.cache
 def results():
-    """Of the program below: ``samples`` by model, ``fsdp`` and each layout by case, and ``checkpoint``."""
+    """Of the program below: ``fsdp`` and each layout by case, ``checkpoint`` by model, ``unneeded`` patches, ..."""
     with tempfile.TemporaryDirectory() as folder:
         env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
         env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
@@ -53,7 +54,7 @@ def results():
             [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=600
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        names = ("samples", "fsdp", "checkpoint", *LAYOUTS)
+        names = ("samples", "fsdp", "checkpoint", "refusal", "unneeded", *LAYOUTS)
         return {name: torch.load(Path(folder) / f"{name}.pt", weights_only=False) for name in names}
 
 
@@ -83,7 +84,7 @@ def build_samples(model, kind):
     return samples
 
 
-def build_worker(folder, replay, transformer=None, engine=None, optimizer=None):
+def build_worker(folder, replay, transformer=None, engine=None, optimizer=None, incomplete="native"):
     """A worker with verl's Megatron engine in float32 on the folder's model."""
     from verl.workers.config import HFModelConfig, McoreCheckpointConfig, McoreOptimizerConfig, TrainingWorkerConfig
 
@@ -92,8 +93,6 @@ def build_worker(folder, replay, transformer=None, engine=None, optimizer=None):
     from sat_verl.worker import BatchQuantileWorker
 
     local = {"attention_backend": "local", "persist_layer_norm": False, "moe_grouped_gemm": False}
-    if engine and "pipeline_model_parallel_size" in engine:
-        local["variable_seq_lengths"] = True
     # The first step of Adam is lr * g / (|g| + eps), which is g for these; its distributed optimizer has Adam alone.
     descent = {"lr": 1e6, "weight_decay": 0.0, "override_optimizer_config": {"adam_eps": 1e6}}
     worker = BatchQuantileWorker(
@@ -103,7 +102,9 @@ def build_worker(folder, replay, transformer=None, engine=None, optimizer=None):
             engine_config=CpuMcoreEngineConfig(
                 vanilla_mbridge=True,
                 override_transformer_config=local | (transformer or {}),
-                router_replay=RouterReplayConfig(mode="R3" if replay else "disabled", compare=replay),
+                router_replay=RouterReplayConfig(
+                    mode="R3" if replay else "disabled", compare=replay, incomplete=incomplete
+                ),
                 **(engine or {}),
             ),
             optimizer_config=McoreOptimizerConfig(
@@ -201,8 +202,8 @@ def apart(tensors):
     return out
 
 
-def layout_main(layout, folder, samples, rank, world):
-    _, engine, transformer, cases = LAYOUTS[layout]
+def one_layout(layout, folder, samples, cases):
+    _, engine, transformer, _ = LAYOUTS[layout]
     out, workers = {}, {}
     for name in cases:
         kind, settings, loss, replay = CASES[name]
@@ -218,6 +219,11 @@ def layout_main(layout, folder, samples, rank, world):
         after = weights(worker)
         gradient = {key: before[key] - after[key] for key in before}
         out[name] = {"gradient": gradient, "before": before, "metrics": metrics, "log_probs": values}
+    return out
+
+
+def layout_main(layout, folder, samples, rank, world):
+    out = one_layout(layout, folder, samples, LAYOUTS[layout][3])
     parts = [None] * world
     torch.distributed.all_gather_object(parts, out)
     if rank == 0:
@@ -228,28 +234,32 @@ def layout_main(layout, folder, samples, rank, world):
         torch.save(out, f"{folder}/{layout}.pt")
 
 
-def checkpoint_main(folder, samples, rank, world):
+def resumed(folder, samples, kind, replay, saved):
     """Two Adam steps with a checkpoint between them, and again from that checkpoint in a worker on other weights."""
-    adam = {"lr": 1e-2, "weight_decay": 0.0}
+    adam, out = {"lr": 1e-2, "weight_decay": 0.0}, {}
+
+    def one_step(worker):
+        step(worker, batch(samples[kind], 0, 1, BY_2, replay))
+        return weights(worker)
+
+    first, second = (build_worker(f"{folder}/{kind}", replay, optimizer=adam) for _ in range(2))
+    for worker in (first, second):
+        worker.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
+    out["saved"] = one_step(first)
+    first.save_checkpoint(f"{folder}/{saved}", None, 1, None)
+    out["expected"] = one_step(first)
+    one_step(second)
+    one_step(second)
+    second.load_checkpoint(f"{folder}/{saved}", None, False)
+    out["loaded"] = weights(second)
+    out["resumed"] = one_step(second)
+    return out
+
+
+def checkpoint_main(folder, samples, rank, world):
     out = {}
     for kind, replay in (("dense", False), ("moe", True)):
-
-        def one_step(worker, kind=kind, replay=replay):
-            step(worker, batch(samples[kind], 0, 1, BY_2, replay))
-            return weights(worker)
-
-        worker = build_worker(f"{folder}/{kind}", replay, optimizer=adam)
-        worker.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
-        saved = one_step(worker)
-        worker.save_checkpoint(f"{folder}/saved-{kind}", None, 1, None)
-        expected = one_step(worker)
-        other = build_worker(f"{folder}/{kind}", replay, optimizer=adam)
-        other.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
-        one_step(other)
-        one_step(other)
-        other.load_checkpoint(f"{folder}/saved-{kind}", None, False)
-        loaded = weights(other)
-        out[kind] = {"saved": saved, "loaded": loaded, "expected": expected, "resumed": one_step(other)}
+        out[kind] = resumed(folder, samples, kind, replay, f"saved-{kind}")
         out[kind]["exported"] = exported(f"{folder}/saved-{kind}/model/huggingface")
     torch.save(out, f"{folder}/checkpoint.pt")
 
@@ -260,15 +270,84 @@ def exported(folder):
     return apart(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
 
 
-def rank_main(function, name, folder, samples, rank, world):
+def refusal_main(folder, samples, rank, world):
+    """``incomplete=fail``, in the actor update and in a recompute."""
+    from sat_verl.routes import IncompleteRoutesError
+
+    worker = build_worker(f"{folder}/moe", True, incomplete="fail")
+    worker.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
+    out = {}
+    for name, call in {"update": step, "recompute": log_probs}.items():
+        try:
+            call(worker, batch(samples["moe"], 0, 1, BY_2, True))
+        except IncompleteRoutesError as error:
+            out[name] = str(error)
+    torch.save(out, f"{folder}/refusal.pt")
+
+
+# What shows that a patch of sat_verl.cpu.megatron is needed: a layout and a case that fail without it.
+ONE_STEP = ("one rank", "moe, replayed")
+NEEDED = {
+    "split_sizes_as_numbers": ("expert", "moe, replayed"),
+    "norm_of_split_sequences": ("tensor", "moe, replayed"),
+    "load_float32_state": ("checkpoint", "dense"),
+    "own_step_counters": ("checkpoint", "dense"),
+}
+
+
+def without_main(patch, folder, samples, rank, world):
+    """Ends with an error, unless all goes well without that patch."""
+    from sat_verl.cpu import megatron
+
+    for one in megatron.PATCHES:
+        if one.name != patch:
+            one.apply()
+    layout, case = NEEDED.get(patch, ONE_STEP)
+    if layout == "checkpoint":
+        found = resumed(folder, samples, case, False, f"saved-without-{patch}")
+        if not all(torch.equal(found["expected"][name], value) for name, value in found["resumed"].items()):
+            raise RuntimeError("another step after the checkpoint")
+    else:
+        one_layout(layout, folder, samples, [case])
+
+
+def rank_main(function, patched, name, folder, samples, rank, world):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"DIST_INIT_METHOD": f"file://{folder}/rendezvous-{name}", "MASTER_ADDR": "", "MASTER_PORT": "0"}
+    if patched:
+        from sat_verl.cpu import megatron
+
+        megatron.apply()
     function(folder, samples, rank, world)
 
 
+def run(context, function, name, world, patched, folder, samples):
+    """Whether all ranks end well; the others are stopped when one does not."""
+    arguments = (function, patched, name, folder, samples)
+    processes = [context.Process(target=rank_main, args=(*arguments, rank, world)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    waiting = {process.sentinel for process in processes}
+    while waiting:
+        waiting -= set(wait(waiting))
+        if any(process.exitcode for process in processes):
+            for process in processes:
+                process.kill()
+    for process in processes:
+        process.join()
+    return not any(process.exitcode for process in processes)
+
+
 def main(folder):
-    import sat_verl.worker  # noqa: F401  here, and not in every process after the fork
+    from sat_verl.cpu import bridges
+
+    bridges._installed.add("run_megatron")  # every process below applies the patches that it needs
+    import mbridge  # noqa: F401  here, and not in every process after the fork
+    import verl.workers.engine.megatron.transformer_impl  # noqa: F401
+
+    import sat_verl.worker  # noqa: F401
     from recipes.models.tokenizer import build_tokenizer
+    from sat_verl.cpu import megatron
 
     samples = {}
     for kind in ("dense", "moe"):
@@ -276,22 +355,19 @@ def main(folder):
         samples[kind] = build_samples(model, kind)
         model.save_pretrained(f"{folder}/{kind}")
         build_tokenizer(64).save_pretrained(f"{folder}/{kind}")
-    torch.save(samples, f"{folder}/samples.pt")
-    context = torch.multiprocessing.get_context("fork")
-    jobs = [(fsdp_main, "fsdp", 1), (checkpoint_main, "checkpoint", 1)]
+    held = {kind: exported(f"{folder}/{kind}") for kind in ("dense", "moe")}
+    torch.save(samples | {"weights": held}, f"{folder}/samples.pt")
+    go = functools.partial(run, torch.multiprocessing.get_context("fork"), folder=folder, samples=samples)
+    jobs = [(fsdp_main, "fsdp", 1), (checkpoint_main, "checkpoint", 1), (refusal_main, "refusal", 1)]
     jobs += [(functools.partial(layout_main, name), name, world) for name, (world, *_) in LAYOUTS.items()]
-    failed = []
-    for function, name, world in jobs:
-        processes = [
-            context.Process(target=rank_main, args=(function, name, folder, samples, rank, world))
-            for rank in range(world)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        failed += [name for process in processes if process.exitcode]
-    sys.exit(", ".join(failed))
+    failed = [name for function, name, world in jobs if not go(function, name, world, True)]
+    unneeded = []
+    for patch in (one.name for one in megatron.PATCHES):
+        world = LAYOUTS.get(NEEDED.get(patch, ONE_STEP)[0], (1,))[0]
+        if go(functools.partial(without_main, patch), f"without-{patch}", world, False):
+            unneeded.append(patch)
+    torch.save(unneeded, f"{folder}/unneeded.pt")
+    sys.exit(", ".join(failed) or 0)
 
 
 if __name__ == "__main__":

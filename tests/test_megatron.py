@@ -1,0 +1,225 @@
+"""verl's Megatron engine on the CPU: the numbers of FSDP2, however its ranks are split, with and without replay."""
+
+import itertools
+
+import megatron_ranks
+import pytest
+import torch
+from megatron_ranks import CASES, LAYOUTS
+
+from recipes import guards, megatron
+from recipes.compose import compose
+from recipes.derive import derive
+from recipes.errors import ConfigError
+from sat_verl.cpu.megatron.config import CpuMcoreEngineConfig
+from sat_verl.cpu.megatron.layers import causal_by_sequence, name_in_transformer_engine
+
+ENGINE = "actor_rollout_ref.actor.megatron."
+RUNS = [(layout, case) for layout, (_, _, _, cases) in LAYOUTS.items() for case in cases]
+every_run = pytest.mark.parametrize(("layout", "case"), RUNS)
+slow = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def found(layout, case):
+    results = megatron_ranks.results()
+    return results[layout][case], results["fsdp"][case]
+
+
+def test_the_worlds_are_those_of_the_readme():
+    """One rank; and two that share the batch, the matrices (and the sequences), the experts, or the layers."""
+    splits = {name: {k.split("_")[0]: v for k, v in engine.items()} for name, (_, engine, _, _) in LAYOUTS.items()}
+    assert [name for name, (world, *_) in LAYOUTS.items() if world == 2] == ["data", "tensor", "expert", "pipeline"]
+    assert splits["tensor"] == {"tensor": 2}
+    assert splits["expert"] == {"expert": 2}
+    assert splits["pipeline"] == {"pipeline": 2}
+
+
+class TestSteps:
+    pytestmark = slow
+
+    @every_run
+    def test_gradients_are_those_of_fsdp(self, layout, case):
+        ours, fsdp = found(layout, case)
+        gradient, expected = ours["gradient"], fsdp["gradient"]
+        assert set(gradient) == set(expected)
+        norm = torch.cat([value.flatten() for value in expected.values()]).norm()
+        for name, value in expected.items():
+            # What is lost in the difference of two weights of about 1, and in sums of another order.
+            assert (gradient[name] - value).abs().max() < 1e-6, name
+            assert value.norm() == 0 or (gradient[name] - value).norm() < 2e-4 * value.norm(), name
+        total = torch.cat([(gradient[name] - value).flatten() for name, value in expected.items()]).norm()
+        assert total < 3e-6 * norm
+        assert norm > 0.5
+
+    @every_run
+    def test_weights_are_the_checkpoints_bit_for_bit(self, layout, case):
+        results = megatron_ranks.results()
+        held = results["samples"]["weights"][CASES[case][0]]
+        assert set(held) == set(results[layout][case]["before"])
+        for name, value in results[layout][case]["before"].items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, held[name]), name
+
+    @every_run
+    def test_log_probs_are_those_of_fsdp(self, layout, case):
+        ours, fsdp = found(layout, case)
+        rows = list(itertools.chain.from_iterable(ours["all_log_probs"]))
+        assert len(rows) == len(fsdp["log_probs"])
+        for mine, theirs in zip(rows, fsdp["log_probs"], strict=True):
+            torch.testing.assert_close(mine[:-1], theirs[:-1], atol=3e-6, rtol=0)  # the last row predicts nothing
+
+    @every_run
+    def test_metrics_are_those_of_fsdp(self, layout, case):
+        ours, fsdp = found(layout, case)
+        for metrics in ours["all_metrics"]:
+            assert metrics["loss"] == pytest.approx(fsdp["metrics"]["loss"], abs=1e-6)
+            assert metrics["grad_norm"] == pytest.approx(fsdp["metrics"]["grad_norm"], rel=1e-5)
+            for name, value in fsdp["metrics"].items():
+                if name.startswith("actor/log_ratio_tail"):
+                    assert metrics[name][0][0] == pytest.approx(value[0][0], abs=3e-6), name
+                elif name.startswith("actor/routing/") and not name.endswith("seconds"):
+                    assert all(rank == value[0] for rank in metrics[name]), name
+        if LAYOUTS[layout][0] == 1:
+            for name in ("actor/sat/q", "actor/sat/gate_rate", "actor/sat/intercepted", "actor/pg_clipfrac"):
+                got, expected = (list(itertools.chain(*one["metrics"][name])) for one in (ours, fsdp))
+                assert len(got) == len(expected)
+                assert sum(got) == pytest.approx(sum(expected), abs=1e-5), name
+
+    @pytest.mark.parametrize("layout", ["one rank", "data", "tensor", "expert", "pipeline"])
+    def test_replay_is_counted_over_all_ranks(self, layout):
+        metrics = found(layout, "moe, replayed")[0]["all_metrics"][0]
+        assert metrics["actor/routing/incomplete_tokens"][0] == [3.0]
+        assert metrics["actor/routing/last_tokens"][0] == [7.0]
+        # Routes drawn at random differ nearly everywhere; each token without a route lacks it in both layers.
+        assert metrics["actor/routing/differing"][0][0] > 0.9
+        assert 0.03 < metrics["actor/routing/native"][0][0] < 0.06
+
+    def test_replay_changes_the_step(self):
+        results = megatron_ranks.results()["one rank"]
+        for name in ("gradient", "metrics"):
+            assert str(results["moe"][name]) != str(results["moe, replayed"][name])
+
+    @pytest.mark.parametrize("kind", ["dense", "moe"])
+    def test_a_loaded_checkpoint_goes_on_bit_for_bit(self, kind):
+        saved = megatron_ranks.results()["checkpoint"][kind]
+        for name, value in saved["saved"].items():
+            assert torch.equal(saved["loaded"][name], value), name
+            assert torch.equal(saved["exported"][name], value), name
+            assert torch.equal(saved["resumed"][name], saved["expected"][name]), name
+        assert any(not torch.equal(saved["saved"][name], value) for name, value in saved["expected"].items())
+        assert set(saved["exported"]) == set(saved["saved"])
+
+    def test_incomplete_routes_can_be_refused(self):
+        refusal = megatron_ranks.results()["refusal"]
+        assert set(refusal) == {"update", "recompute"}
+        for text in refusal.values():
+            assert "3 tokens of a batch have no complete route" in text
+
+    def test_every_patch_is_needed(self):
+        """A patch named here can go: without it all goes well."""
+        assert megatron_ranks.results()["unneeded"] == []
+
+
+def test_names_of_transformer_engines_layers():
+    moe = {"decoder.layers.1"}
+    for local, there in {
+        "decoder.layers.0.input_layernorm.weight": "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+        "decoder.layers.0.pre_mlp_layernorm.weight": "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+        "decoder.layers.1.pre_mlp_layernorm.weight": "decoder.layers.1.pre_mlp_layernorm.weight",
+        "decoder.layers.1.mlp.experts.local_experts.3.linear_fc2.weight": (
+            "decoder.layers.1.mlp.experts.linear_fc2.weight7"
+        ),
+        "decoder.layers.1.mlp.router.weight": "decoder.layers.1.mlp.router.weight",
+        "output_layer.weight": "output_layer.weight",
+    }.items():
+        assert name_in_transformer_engine(local, moe, first_expert=4) == there
+
+
+def test_packed_attention_is_causal_within_each_sequence():
+    generator = torch.Generator().manual_seed(0)
+    bounds, heads, groups, size = [0, 3, 4, 9], 4, 2, 8
+    query = torch.randn(11, heads, size, generator=generator)
+    key, value = (torch.randn(11, groups, size, generator=generator) for _ in range(2))
+    got = causal_by_sequence(query, key, value, bounds, 0.3)
+    assert got.shape == query.shape
+    assert not got[9:].any()
+    for begin, end in itertools.pairwise(bounds):
+        for row, head in itertools.product(range(begin, end), range(heads)):
+            group = head * groups // heads
+            weights = (0.3 * key[begin : row + 1, group] @ query[row, head]).softmax(0)
+            torch.testing.assert_close(got[row, head], weights @ value[begin : row + 1, group])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_engines_config_keeps_its_dtype(dtype):
+    assert CpuMcoreEngineConfig(dtype=dtype, vanilla_mbridge=False).dtype == dtype
+    with pytest.raises(ValueError, match="float64"):
+        CpuMcoreEngineConfig(dtype="float64")
+
+
+def checked(*words):
+    cfg = derive(compose(["run_dir=/tmp/x", "backend=cpu_megatron", *words]))
+    for check in (guards.support, megatron.check, guards.sizes):
+        check(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    {
+        "trainer_ranks": [ENGINE + "tensor_model_parallel_size=2"],
+        ENGINE + "tensor_model_parallel_size": [ENGINE + "tensor_model_parallel_size=0"],
+        ENGINE + "expert_model_parallel_size": [ENGINE + "expert_model_parallel_size=2"],
+        ENGINE + "context_parallel_size": [ENGINE + "context_parallel_size=2", "trainer_ranks=2"],
+        ENGINE + "vanilla_mbridge": [ENGINE + "vanilla_mbridge=false"],
+        ENGINE + "use_remove_padding": [ENGINE + "use_remove_padding=false"],
+        "actor_rollout_ref.actor.strategy": ["backend=cpu", "actor_rollout_ref.actor.strategy=megatron"],
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": [
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"
+        ],
+    }.items(),
+)
+def test_what_cannot_work_is_refused(setting, words):
+    with pytest.raises(ConfigError) as caught:
+        checked(*words)
+    assert caught.value.setting == setting
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_of_one_model_share_its_samples():
+    cfg = checked("trainer_ranks=2", ENGINE + "tensor_model_parallel_size=2")
+    assert cfg.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 16 * 8
+    assert checked("trainer_ranks=2").actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("norm_topk_prob", {"norm_topk_prob": False}, []),
+        ("mlp_only_layers", {"mlp_only_layers": [0]}, []),
+        ("8 experts", {}, [ENGINE + "expert_model_parallel_size=3", "trainer_ranks=3"]),
+        ("2 key-value heads", {}, [ENGINE + "tensor_model_parallel_size=4", "trainer_ranks=4"]),
+        ("2 layers", {}, [ENGINE + "pipeline_model_parallel_size=3", "trainer_ranks=3"]),
+    ],
+)
+def test_models_that_would_be_read_as_others_are_refused(tmp_path, part, changes, words):
+    from transformers import Qwen3MoeConfig
+
+    from recipes.models.architectures import ARCHITECTURES
+
+    Qwen3MoeConfig(**{**ARCHITECTURES["tiny_moe"], **changes}).save_pretrained(tmp_path)
+    cfg = compose([f"model={tmp_path}", "backend=cpu_megatron", *words])
+    cfg.actor_rollout_ref.model.path = str(tmp_path)
+    with pytest.raises(ConfigError, match=part):
+        megatron.check_model(cfg)
+
+
+def test_a_fitting_model_is_not_refused(tmp_path):
+    from transformers import Qwen3MoeConfig
+
+    from recipes.models.architectures import ARCHITECTURES
+
+    Qwen3MoeConfig(**ARCHITECTURES["tiny_moe"]).save_pretrained(tmp_path)
+    cfg = compose([f"model={tmp_path}", "backend=cpu_megatron", ENGINE + "expert_model_parallel_size=4"])
+    cfg.actor_rollout_ref.model.path = str(tmp_path)
+    megatron.check_model(cfg)
