@@ -166,20 +166,33 @@ def test_the_rollout_of_a_moe_runs_on_the_trainers_weights_at_start_and_after_up
 LARGE_STEPS = ["actor_rollout_ref.actor.optim.lr=5e-3", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
 
 
-def test_broadcast_lag_is_the_sawtooth_and_old_weights_show(tmp_path):
+def test_broadcast_lag_with_megatron_experts_and_routing_replay(tmp_path):
+    """The flagship's path at tiny size: Megatron, a mixture of experts, replayed routes, SAT-GSPO, an exact lag."""
     run_dir = tmp_path / "run"
-    train(run_dir, "algorithm=grpo", "lag=2", "steps=6", *LARGE_STEPS)
+    replay = ["routing_replay=r3", "routing_replay.compare=true"]
+    arm = ["algorithm=sat_gspo", "backend=cpu_megatron", "model=tiny_moe"]
+    train(run_dir, *arm, *replay, "lag=2", "steps=6", *LARGE_STEPS)
     assert ages(run_dir) == [[0], [1], [2], [1], [2], [1]]
     found = lag(run_dir)
     assert found["ok"]
     assert found["promised"] == found["realised"]
     assert found["mixed_responses"] == found["dropped_groups"] == found["refilled_groups"] == 0
     by_lag = summary(run_dir)["by_lag"]
-    assert by_lag["0"]["abs_log_ratio"] < 1e-5
+    assert by_lag["0"]["abs_log_ratio"] < 1e-5, "Megatron and the rollout agree on the same weights"
     assert by_lag["1"]["abs_log_ratio"] > 1e-3, "an engine on old weights shows"
     assert by_lag["2"]["abs_log_ratio"] > 1e-3
     tokens = sum(row["response_length/tokens"] for row in rows(run_dir))
     assert found["tokens"] == tokens == sum(entry["tokens"] for entry in by_lag.values())
+    fresh, *stale = rows(run_dir)
+    assert fresh["actor/routing/differing"] < 0.01, "but for ties"
+    assert max(row["actor/routing/differing"] for row in stale) > 0.01
+    for row in rows(run_dir):
+        assert row["actor/routing/incomplete_tokens"] == row["actor/routing/native"] == 0
+        assert row["actor/routing/last_tokens"] == 64
+    largest = [sum(row[f"actor/log_ratio_tail{which}/largest"] for row in stale) for which in ("", "_native")]
+    assert largest[0] < largest[1], "replay shortens the tail"
+    exported = run_dir / summary(run_dir)["hf_checkpoint"]
+    assert AutoModelForCausalLM.from_pretrained(exported).config.model_type == "qwen3_moe"
 
 
 def test_bounded_lag_keeps_its_bound_and_the_reward_knows_what_was_cut(tmp_path):

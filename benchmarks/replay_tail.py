@@ -1,0 +1,145 @@
+"""What routing replay does to the tail of the log-ratio, through the real stack, by lag and backend.
+
+``python -m benchmarks.replay_tail out=DIR lags=0,1,8 backends=cpu,cpu_megatron steps=24 [overrides of recipes.train]``
+
+The rollout engine works in bfloat16, the trainer in float32, as engines of different kernels do. For each backend and
+lag one run replays (and measures its batches without replay, too), and one does not. Each has its run folder below
+``DIR`` (a finished one is kept); then a table, ``DIR/replay_tail.json`` and ``DIR/replay_tail.png``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from recipes import provenance
+from recipes.compose import compose, expand_short_forms
+from recipes.errors import ConfigError
+from recipes.launch import run
+from recipes.resume import begin_or_go_on, with_earlier
+from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
+
+USAGE = "usage: python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu,cpu_megatron] [KEY=VALUE ...]"
+BASE = {
+    "model": "tiny_moe",
+    "algorithm": "sat_gspo",
+    "steps": "24",
+    "actor_rollout_ref.rollout.dtype": "bfloat16",
+    "checkpoint.every": "1000000",
+}
+ARMS = {
+    "replay": ["routing_replay=r3", "routing_replay.compare=true"],
+    "native": ["routing_replay=none"],
+}
+LEVELS = ("q50", "q90", "q99", "largest")
+TAIL, NATIVE = "actor/log_ratio_tail/", "actor/log_ratio_tail_native/"
+
+
+def one(out: Path, backend: str, lag: str, arm: str, overrides: list[str]) -> Path:
+    """The run folder of a cell; trained now if it is not there."""
+    run_dir = out / f"{backend}-lag{lag}-{arm}"
+    if not (run_dir / "summary.json").is_file():
+        words = begin_or_go_on(run_dir, [*overrides, f"backend={backend}", f"lag={lag}", *ARMS[arm]])
+        run(compose(expand_short_forms(with_earlier(words))), command=["python", "-m", "recipes.train", *words])
+    return run_dir
+
+
+def measure(run_dir: Path) -> dict[str, Any]:
+    """Means over the steps from the first update on; the largest log-ratio is that of all of them.
+
+    ``update_s`` is the median time of an update, without what the comparison took.
+    """
+    rows = [row for row in read_rows(run_dir / METRICS_FILE) if row["step"] > 1]
+    found: dict[str, Any] = {"steps": len(rows)}
+    for prefix, name in ((TAIL, "tail"), (NATIVE, "same batch, native")):
+        if prefix + "q50" in rows[0]:
+            values = {level: [row[prefix + level] for row in rows] for level in LEVELS}
+            found[name] = {level: fmean(values[level]) for level in LEVELS} | {"over all": max(values["largest"])}
+    means = {
+        "differing": "actor/routing/differing",
+        "native": "actor/routing/native",
+        "payload_bytes": "routing/payload_bytes",
+        "abs_log_ratio": "actor/abs_log_ratio",
+        "q": "actor/sat/q",
+        "gate_rate": "actor/sat/gate_rate",
+        "intercepted": "actor/sat/intercepted",
+        "eps_eff_high": "actor/sat/eps_eff_high",
+    }
+    found |= {name: fmean(row[key] for row in rows) for name, key in means.items() if key in rows[0]}
+    compare = "actor/routing/compare_seconds"
+    found["update_s"] = median(row["timing_s/update_actor"] - row.get(compare, 0.0) for row in rows)
+    found["lag"] = json.loads((run_dir / LAG_FILE).read_text())["realised"]
+    found["config"] = json.loads((run_dir / "provenance.json").read_text())["command"]
+    return found
+
+
+def table(cells: dict[str, dict[str, Any]]) -> Table:
+    """One row a measured tail: of a replaying run with and without replay, and of the run that does not."""
+    out = Table(
+        "backend, lag", "routes", "50 %", "90 %", "99 %", "largest", "of all", "differing", "q", "intercepted", "update"
+    )
+    for name, cell in cells.items():
+        backend_lag, arm = name.rsplit("-", 1)
+        sat = [f"{cell['q']:.4f}", f"{cell['intercepted']:.2%}", f"{cell['update_s']:.2f} s"]
+        for label in ("tail", "same batch, native"):
+            if label in cell:
+                tail = [f"{value:.4f}" for value in cell[label].values()]
+                routes = label if label != "tail" else {"replay": "replayed", "native": "native, own run"}[arm]
+                differing = f"{cell['differing']:.2%}" if routes == "replayed" else ""
+                out.add_row(backend_lag, routes, *tail, differing, *(sat if label == "tail" else ["", "", ""]))
+    return out
+
+
+def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
+    """Quantiles of the log-ratio by lag, with and without replay of the same batches."""
+    from matplotlib.figure import Figure
+
+    replaying = {name.removesuffix("-replay"): cell for name, cell in cells.items() if name.endswith("-replay")}
+    figure = Figure(figsize=(3.2 * len(replaying), 3.2), layout="constrained")
+    axes = figure.subplots(1, len(replaying), sharey=True, squeeze=False)[0]
+    for axis, (name, cell) in zip(axes, replaying.items(), strict=True):
+        for label, style in (("same batch, native", "s--"), ("tail", "o-")):
+            legend = "native" if label != "tail" else "replayed"
+            axis.plot(LEVELS, [cell[label][level] for level in LEVELS], style, label=legend)
+        axis.set_title(name, fontsize=9)
+        axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("|log pi - log mu|")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; returns the exit status."""
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if "out" not in options or len(options) != len(arguments):
+        print(USAGE, file=sys.stderr)
+        return 2
+    out = Path(options.pop("out")).absolute()
+    lags = options.pop("lags", "0,1,8").split(",")
+    backends = options.pop("backends", "cpu,cpu_megatron").split(",")
+    overrides = [f"{key}={value}" for key, value in (BASE | options).items()]
+    try:
+        cells = {
+            f"{backend}-lag{lag}-{arm}": measure(one(out, backend, lag, arm, overrides))
+            for backend, lag, arm in product(backends, lags, ARMS)
+        }
+    except ConfigError as error:
+        print(f"error: {error}\n{USAGE}", file=sys.stderr)
+        return 2
+    report = {"overrides": overrides, "cells": cells, "provenance": provenance.collect()}
+    (out / "replay_tail.json").write_text(json.dumps(report, indent=2) + "\n")
+    plot(cells, out / "replay_tail.png")
+    Console(width=160 if not sys.stdout.isatty() else None).print(table(cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
