@@ -1,10 +1,11 @@
 """What routing replay does to the tail of the log-ratio, through the real stack, by lag and backend.
 
-``python -m benchmarks.replay_tail out=DIR lags=0,1,8 backends=cpu,cpu_megatron steps=24 [overrides of recipes.train]``
+``python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu] [arms=replay,native] [overrides of recipes.train]``
 
 The rollout engine works in bfloat16, the trainer in float32, as engines of different kernels do. For each backend and
 lag one run replays (and measures its batches without replay, too), and one does not. Each has its run folder below
-``DIR`` (a finished one is kept); then a table, ``DIR/replay_tail.json`` and ``DIR/replay_tail.png``.
+``DIR`` (a finished one is kept); then a table, ``DIR/replay_tail.json`` and ``DIR/replay_tail.png`` of all that ``DIR``
+holds: several commands may fill it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from recipes.launch import run
 from recipes.resume import begin_or_go_on, with_earlier
 from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
 
-USAGE = "usage: python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu,cpu_megatron] [KEY=VALUE ...]"
+USAGE = (
+    "usage: python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu] [arms=replay,native] [KEY=VALUE ...]"
+)
 BASE = {
     "model": "tiny_moe",
     "algorithm": "sat_gspo",
-    "steps": "24",
+    "steps": "18",
+    "prompts_per_step": "8",
+    "task.test_size": "32",
     "actor_rollout_ref.rollout.dtype": "bfloat16",
     "checkpoint.every": "1000000",
 }
@@ -42,13 +47,23 @@ LEVELS = ("q50", "q90", "q99", "largest")
 TAIL, NATIVE = "actor/log_ratio_tail/", "actor/log_ratio_tail_native/"
 
 
-def one(out: Path, backend: str, lag: str, arm: str, overrides: list[str]) -> Path:
-    """The run folder of a cell; trained now if it is not there."""
+def train(out: Path, backend: str, lag: str, arm: str, overrides: list[str]) -> None:
+    """Train a cell unless it is done."""
     run_dir = out / f"{backend}-lag{lag}-{arm}"
     if not (run_dir / "summary.json").is_file():
         words = begin_or_go_on(run_dir, [*overrides, f"backend={backend}", f"lag={lag}", *ARMS[arm]])
         run(compose(expand_short_forms(with_earlier(words))), command=["python", "-m", "recipes.train", *words])
-    return run_dir
+
+
+def collect(out: Path) -> dict[str, dict[str, Any]]:
+    """All finished cells of a folder, in the order of backends, lags and arms."""
+    done = [path.parent for path in out.glob("*-lag*-*/summary.json")]
+
+    def place(run_dir: Path) -> tuple[str, int, str]:
+        backend, lag, arm = run_dir.name.rsplit("-", 2)
+        return backend, int(lag.removeprefix("lag")), {"replay": "a", "native": "b"}[arm]
+
+    return {run_dir.name: measure(run_dir) for run_dir in sorted(done, key=place)}
 
 
 def measure(run_dir: Path) -> dict[str, Any]:
@@ -76,7 +91,7 @@ def measure(run_dir: Path) -> dict[str, Any]:
     compare = "actor/routing/compare_seconds"
     found["update_s"] = median(row["timing_s/update_actor"] - row.get(compare, 0.0) for row in rows)
     found["lag"] = json.loads((run_dir / LAG_FILE).read_text())["realised"]
-    found["config"] = json.loads((run_dir / "provenance.json").read_text())["command"]
+    found["command"] = json.loads((run_dir / "provenance.json").read_text())["command"]
     return found
 
 
@@ -124,16 +139,16 @@ def main(arguments: list[str]) -> int:
         return 2
     out = Path(options.pop("out")).absolute()
     lags = options.pop("lags", "0,1,8").split(",")
-    backends = options.pop("backends", "cpu,cpu_megatron").split(",")
+    backends = options.pop("backends", "cpu").split(",")
+    arms = options.pop("arms", "replay,native").split(",")
     overrides = [f"{key}={value}" for key, value in (BASE | options).items()]
     try:
-        cells = {
-            f"{backend}-lag{lag}-{arm}": measure(one(out, backend, lag, arm, overrides))
-            for backend, lag, arm in product(backends, lags, ARMS)
-        }
+        for backend, lag, arm in product(backends, lags, arms):
+            train(out, backend, lag, arm, overrides)
     except ConfigError as error:
         print(f"error: {error}\n{USAGE}", file=sys.stderr)
         return 2
+    cells = collect(out)
     report = {"overrides": overrides, "cells": cells, "provenance": provenance.collect()}
     (out / "replay_tail.json").write_text(json.dumps(report, indent=2) + "\n")
     plot(cells, out / "replay_tail.png")
