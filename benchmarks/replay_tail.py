@@ -1,6 +1,6 @@
 """What routing replay does to the tail of the log-ratio, through the real stack, by lag and backend.
 
-``python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu] [arms=replay,native] [overrides of recipes.train]``
+``python -m benchmarks.replay_tail out=DIR [lags=0,1,8] [backends=cpu] [arms=replay,native] [KEY=VALUE ...]``
 
 The rollout engine works in bfloat16, the trainer in float32, as engines of different kernels do. For each backend and
 lag one run replays (and measures its batches without replay, too), and one does not. Each has its run folder below
