@@ -24,4 +24,5 @@ def leave_out_megatron() -> None:
     verl imports every engine that is installed, in every process; this one takes more than a second.
     """
     if os.environ.get(ENGINE_ENV, "megatron") != "megatron":
-        sys.modules.setdefault("megatron", None)  # type: ignore[arg-type]  its import now fails, as if it were not there
+        # Its import now fails, as if it were not there.
+        sys.modules.setdefault("megatron", None)  # type: ignore[arg-type]

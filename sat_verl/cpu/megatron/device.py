@@ -100,7 +100,7 @@ def _cpu_tensor_types(function: Callable) -> Callable:
                 return original(self).replace("torch.", "torch.cuda.")
             return original(self, dtype, *args, **kwargs)
 
-        torch.Tensor.type = type_  # type: ignore[method-assign]
+        torch.Tensor.type = type_  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
