@@ -242,7 +242,7 @@ def test_empty_masks_and_zero_advantages(name):
     silent = run(name, {**batch, "advantages": torch.zeros(4, 16, dtype=D)}, "token-mean", config(name, 1e-4))
     assert silent[0] == 0
     assert (silent[1] == 0).all()
-    assert silent[2]["actor/pg_clipfrac"] == 0
+    assert silent[2]["actor/pg_clipfrac"] == silent[2].get("actor/dppo/masked", 0) == 0
     batch["response_mask"][:] = False
     for info in ({}, GLOBAL):
         loss, gradient, metrics = run(name, batch, "token-mean", config(name, 1e-4, info=info))
