@@ -70,6 +70,9 @@ def check(cfg: DictConfig) -> None:
         raise ConfigError("actor_rollout_ref.actor.strategy", cfg.actor_rollout_ref.actor.strategy, problem, fix)
     if not chosen(cfg):
         return
+    if cfg.algorithm.adv_estimator == "gae":
+        problem = "the critic of the presets trains with FSDP2"
+        raise ConfigError("algorithm", cfg.choices.algorithm, problem, "set backend=cpu, or another algorithm")
     missing = [name for name in ("megatron.core", "mbridge") if not _installed(name)]
     if missing:
         fix = "pip install --no-deps megatron-core==0.16.1 mbridge==0.15.1, or set backend=cpu"

@@ -173,6 +173,7 @@ def checked(*words):
         ENGINE + "context_parallel_size": [ENGINE + "context_parallel_size=2", "trainer_ranks=2"],
         ENGINE + "vanilla_mbridge": [ENGINE + "vanilla_mbridge=false"],
         ENGINE + "use_remove_padding": [ENGINE + "use_remove_padding=false"],
+        "algorithm": ["algorithm=ppo"],
         "actor_rollout_ref.actor.strategy": ["backend=cpu", "actor_rollout_ref.actor.strategy=megatron"],
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": [
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"

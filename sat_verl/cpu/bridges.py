@@ -128,6 +128,21 @@ def run_megatron(_engine: Any) -> None:
     megatron.apply()
 
 
+def load_value_model(module: Any) -> None:
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=model_config._attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load
+
+
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +203,13 @@ BRIDGES = (
         run_megatron,
         "megatron-core and mbridge take CUDA and TransformerEngine for granted; the patches: sat_verl.cpu.megatron",
         "verl 0.9.1, megatron-core 0.16.1, mbridge 0.15.1",
+    ),
+    Bridge(
+        "load_value_model",
+        "verl.utils.model",
+        load_value_model,
+        "verl loads every critic with flash_attention_2, which needs a GPU, whatever the config's attn_implementation",
+        "verl 0.9.1",
     ),
     Bridge(
         "keep_linear_weights",
