@@ -15,7 +15,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from benchmarks import cells, quantile_scope
 from benchmarks.lab import LabConfig, cell_key, rollout, run
 from benchmarks.lab.config import recipe
-from benchmarks.lab.engine import LaggedWeights, Trainer
+from benchmarks.lab.engine import LaggedWeights
+from benchmarks.lab.update import Trainer
 from benchmarks.statistics import Interval, paired
 from recipes.errors import ConfigError
 from recipes.models.store import ensure_model

@@ -33,6 +33,7 @@ def identity(config: LabConfig) -> dict[str, Any]:
         "engine": ENGINE_VERSION,
         "config": settings,
         "actor": {name: value for name, value in actor.items() if name not in _UNUSED},
+        "correction": OmegaConf.to_container(cfg.algorithm.rollout_correction, resolve=True),
         "normalise_by_std": cfg.algorithm.norm_adv_by_std_in_grpo,
         "max_response_length": cfg.data.max_response_length,
         "task": OmegaConf.to_container(cfg.task, resolve=True),
