@@ -1,7 +1,7 @@
 """The arms of the lag sweep: what each is called, how it is started, and what the paper says of it. Data only.
 
-An arm is a method: words for ``python -m recipes.train``, to which a sweep adds task, model, lag, seed and size. All arms
-share denominator, data, samples, updates and start weights, unless their ``needs`` and ``note`` say otherwise.
+An arm is a method: words for ``python -m recipes.train``, to which a sweep adds task, model, lag, seed and size. All
+arms share denominator, data, samples, updates and start weights, unless their ``needs`` and ``note`` say otherwise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Arm:
 R3 = ("routing_replay=r3",)
 TIS = ("correction=tis",)
 DUAL_CLIP = ("dual_clip=3",)
-CANONICAL = ("clip_ratio_low=3e-4", "clip_ratio_high=4e-4")
 MICRO_BATCH = ("actor_rollout_ref.actor.policy_loss.quantile_scope=microbatch",)
 
 TIS_NOTE = (
@@ -108,7 +107,7 @@ _FURTHER_ARMS = (
         note="no ratio clip: its radii bound the probability difference |pi - mu| (0.15); ratio weight capped at 1e4",
     ),
     Arm("cispo", ("algorithm=cispo",), "CISPO", "grpo", note="clips the weight, not the gradient; no lower bound"),
-    Arm("sapo", ("algorithm=sapo",), "SAPO", "grpo", note=f"{NO_RADII_NOTE}; mean over each response, then over responses"),
+    Arm("sapo", ("algorithm=sapo",), "SAPO", "grpo", note=f"{NO_RADII_NOTE}; mean over each response first"),
     Arm("m2po", ("algorithm=m2po",), "M2PO", "grpo", note=f"{NO_RADII_NOTE}, but a bound of the second moment (0.04)"),
     Arm(
         "ppo", ("algorithm=ppo",), "PPO + critic", "grpo", needs=("critic",),
@@ -121,10 +120,10 @@ _CONTROLS = (
     Arm("grpo_dual", ("algorithm=grpo", *DUAL_CLIP), "GRPO, dual clip", "grpo"),
     Arm("dppo_dual", ("algorithm=dppo", *DUAL_CLIP), "DPPO (TV), dual clip", "grpo_dual"),
     Arm("sat_grpo_dual", ("algorithm=sat_grpo", *DUAL_CLIP), "SAT-GRPO, dual clip", "grpo_dual"),
-    Arm("is_dual", ("algorithm=is", *DUAL_CLIP), "unclipped IS, dual clip", "grpo_dual", note="clips by the dual clip only"),
+    Arm("is_dual", ("algorithm=is", *DUAL_CLIP), "unclipped IS, dual clip", "grpo_dual", note="dual clip only"),
     Arm("gspo_canonical", ("algorithm=gspo_canonical",), "GSPO, 3e-4/4e-4", "gspo", note="radii of the GSPO paper"),
     Arm(
-        "sat_gspo_canonical", ("algorithm=sat_gspo", *CANONICAL), "SAT-GSPO, 3e-4/4e-4", "gspo_canonical",
+        "sat_gspo_canonical", ("algorithm=sat_gspo_canonical",), "SAT-GSPO, 3e-4/4e-4", "gspo_canonical",
         note="radii of the GSPO paper",
     ),
     Arm(

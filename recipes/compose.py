@@ -19,7 +19,7 @@ from recipes.errors import ConfigError
 from recipes.resume import own_overrides
 
 CONFIG_NAME = "train"
-GROUPS = ("algorithm", "backend", "lag", "model", "task")
+GROUPS = ("algorithm", "backend", "correction", "lag", "model", "task")
 _LAG = re.compile(r"(broadcast|constant|bounded)?(\d+)")
 
 

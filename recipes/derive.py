@@ -7,15 +7,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import routing, schedule, values
-
-NO_DUAL_CLIP = 1.0e9
-"""verl has no switch for the dual clip; a bound that no ratio reaches is none."""
+from recipes import clip, routing, schedule, values
 
 
 def default_run_dir(cfg: DictConfig) -> Path:
     lag = f"lag{cfg.lag.steps}" if cfg.lag.schedule == "broadcast" else f"{cfg.lag.schedule}{cfg.lag.steps}"
-    name = f"{cfg.choices.algorithm}-{cfg.choices.task}-{cfg.choices.model}-{lag}-seed{cfg.seed}"
+    correction = "" if cfg.choices.correction == "none" else f"-{cfg.choices.correction}"
+    name = f"{cfg.choices.algorithm}{correction}-{cfg.choices.task}-{cfg.choices.model}-{lag}-seed{cfg.seed}"
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -34,12 +32,13 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
-    - ``actor.clip_ratio_c``: from ``dual_clip``.
+    - ``actor.clip_ratio_low``, ``_high``, ``_c``: from ``clip_ratio`` and ``dual_clip`` (:mod:`recipes.clip`).
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
+    clip.derive(cfg)
     values.check(cfg)
     run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
     actor = cfg.actor_rollout_ref.actor
@@ -55,8 +54,6 @@ def derive(cfg: DictConfig) -> DictConfig:
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // cfg.trainer_ranks)
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
-        dual_clip = NO_DUAL_CLIP if cfg.dual_clip is None else cfg.dual_clip
-        schedule.follow(cfg, "actor_rollout_ref.actor.clip_ratio_c", dual_clip, "dual_clip")
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.benchmark is None:

@@ -44,8 +44,9 @@ def support(cfg: DictConfig) -> None:
         if value not in allowed:
             names = " or ".join(map(str, allowed))
             raise ConfigError(key, value, f"the recipes run {names} only", f"leave it at {allowed[0]}")
-    if cfg.algorithm.adv_estimator == "gae":
-        raise ConfigError("algorithm.adv_estimator", "gae", "it needs a critic, which no recipe has yet", "use grpo")
+    if (cfg.algorithm.adv_estimator == "gae") != bool(cfg.critic.enable):
+        what = "needs a critic" if cfg.algorithm.adv_estimator == "gae" else "would not use the critic"
+        raise ConfigError("algorithm.adv_estimator", cfg.algorithm.adv_estimator, f"it {what}", "use algorithm=ppo")
 
 
 def sizes(cfg: DictConfig) -> None:
@@ -235,7 +236,7 @@ def device(cfg: DictConfig) -> None:
 def upstream(cfg: DictConfig) -> None:
     """verl's own validation: its registries, its dataclasses and `validate_config`, with its message."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     loss = cfg.actor_rollout_ref.actor.policy_loss.loss_mode
@@ -251,7 +252,7 @@ def upstream(cfg: DictConfig) -> None:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # it warns that GRPO has no critic
-            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=False)
+            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=need_critic(cfg))
     except Exception as error:  # verl and Hydra raise many kinds; the message is what helps
         text = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error

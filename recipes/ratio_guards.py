@@ -17,6 +17,12 @@ from recipes.errors import ConfigError
 RATIO_FREE_LOSSES = ("gpg",)
 """verl's only loss that reads no old log-probs; every other bounds, weights or penalises the ratio to them."""
 
+ROLLOUT_RATIO_LOSSES = ("sat_grpo", "sat_gspo", "dppo_clip", "dppo_tv", "dppo_kl", "m2po", "bypass_mode")
+"""Losses that measure how far the policy is from the one that sampled, by the ratio itself: never on a recompute."""
+
+RECOMPUTE_AT = ("step", "window")
+"""Whose weights recompute the log-probs: see ``sat_verl.recompute`` in the config."""
+
 SEQUENCE_LOSSES = ("gspo", "sat_gspo")
 """Losses that clip a length-normalised sequence ratio. verl's geo_mean (GMPO) clips token ratios before it takes their
 mean, and all its other losses work on token ratios, so radii of 0.2 are ordinary for them."""
@@ -32,6 +38,7 @@ _CORRECTION = "algorithm.rollout_correction."
 _BYPASS = _CORRECTION + "bypass_mode"
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _DECLARED_RECOMPUTE = "sat_verl.recomputed_denominator"
+_RECOMPUTE = "sat_verl.recompute"
 _DECLARED_WIDE = "sat_verl.allow_wide_sequence_radii"
 
 
@@ -47,8 +54,8 @@ def denominator(cfg: DictConfig) -> None:
     """A clip does nothing when the ratio's denominator is a recompute by the very weights being updated.
 
     A recompute is accepted of an arm that corrects for the rollout engine with truncated importance weights and says
-    so. Not of the SAT losses, whose staleness is the ratio itself, nor of verl's ``bypass_mode`` loss, which takes
-    whatever it is given for the rollout's log-probs and ignores the weights.
+    so (``correction=tis``). Not of the losses whose staleness is the ratio itself, among them verl's ``bypass_mode``,
+    which takes whatever it is given for the rollout's log-probs and ignores the weights.
     """
     loss_mode = OmegaConf.select(cfg, _LOSS_MODE)
     if loss_mode in RATIO_FREE_LOSSES:
@@ -59,9 +66,12 @@ def denominator(cfg: DictConfig) -> None:
         raise ConfigError(key, False, f"{why} not be recorded", f"set {key}=true")
     if OmegaConf.select(cfg, _BYPASS):
         return
-    may_recompute = not loss_mode.startswith("sat_") and loss_mode != "bypass_mode"
+    may_recompute = loss_mode not in ROLLOUT_RATIO_LOSSES
     declared, weights = _declared(cfg, _DECLARED_RECOMPUTE), OmegaConf.select(cfg, _CORRECTION + "rollout_is")
     if may_recompute and declared and weights is not None:
+        at = OmegaConf.select(cfg, _RECOMPUTE)
+        if at not in RECOMPUTE_AT:
+            raise ConfigError(_RECOMPUTE, at, f"it must be {' or '.join(RECOMPUTE_AT)}", f"set {_RECOMPUTE}=step")
         return
     if may_recompute and declared:
         raise ConfigError(
@@ -70,13 +80,15 @@ def denominator(cfg: DictConfig) -> None:
             f"{_DECLARED_RECOMPUTE}=true is for arms that correct the recompute, and this one has no weights",
             f"set {_CORRECTION}rollout_is=token, or {_BYPASS}=true",
         )
-    corrected = f", or {_CORRECTION}rollout_is=token and {_DECLARED_RECOMPUTE}=true" if may_recompute else ""
+    fix = f"set {_BYPASS}=true (correction=none)"
+    if may_recompute:
+        fix += f", or {_CORRECTION}rollout_is=token and {_DECLARED_RECOMPUTE}=true (correction=tis)"
     raise ConfigError(
         _BYPASS,
         False,
         f"{why} be replaced by a recompute with the trainer's own weights "
         "(with one optimizer step per batch the ratio is about 1, and no clip acts)",
-        f"set {_BYPASS}=true{corrected}",
+        fix,
     )
 
 

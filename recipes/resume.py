@@ -37,6 +37,7 @@ _OURS = (
     "benchmark",
     "prompts_per_step",
     "responses_per_prompt",
+    "clip_ratio",
     "dual_clip",
     "routing_replay",
 )

@@ -137,12 +137,11 @@ def radii(cfg: DictConfig) -> None:
             cfg, _ACTOR + name, lambda v: _number(v) and v > 0, "it must be a positive number", "set it to 0.2, say"
         )
     low = cfg.actor_rollout_ref.actor.clip_ratio_low
-    if low >= 1:
+    # CISPO clips a weight, which it may leave without a lower bound.
+    if low >= 1 and OmegaConf.select(cfg, _ACTOR + "policy_loss.loss_mode") != "cispo":
         raise ConfigError(
             _ACTOR + "clip_ratio_low", low, "the lower end of the interval would not be positive", "set it below 1"
         )
-    good = "a dual clip must be a number above 1, or null"
-    _require(cfg, "dual_clip", lambda v: v is None or (_number(v) and v > 1), good, "set dual_clip=3, or null for none")
     if cfg.actor_rollout_ref.actor.clip_ratio != 0.2:
         value = cfg.actor_rollout_ref.actor.clip_ratio
         raise ConfigError(

@@ -1,13 +1,14 @@
-"""Typed options of the SAT losses, chosen with ``policy_loss._target_: sat_verl.config.SATPolicyLossConfig``."""
+"""Typed options of the losses, chosen with ``policy_loss._target_: sat_verl.config.SATPolicyLossConfig``."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from verl.workers.config import PolicyLossConfig
 
-__all__ = ["SATPolicyLossConfig"]
+__all__ = ["DPPOPolicyLossConfig", "M2POPolicyLossConfig", "SATPolicyLossConfig"]
 
 
 @dataclass
@@ -47,6 +48,49 @@ class SATPolicyLossConfig(PolicyLossConfig):
                 f"policy_loss.quantile_scope must be 'microbatch' or 'batch', got {self.quantile_scope!r}: "
                 "use 'microbatch' (the paper's)"
             )
+
+
+@dataclass
+class DPPOPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss options and that of ``dppo_clip``, the DPPO of the SAT paper (arXiv 2607.18722).
+
+    Args:
+        delta: an outward token is masked where ``|pi - mu|`` exceeds it; above 0. The paper's value is 1e-3; from 1 on
+            no token is masked.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    OWN: ClassVar[tuple[str, ...]] = ("delta",)
+    delta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _positive("delta", self.delta, "1e-3 (the paper's)")
+
+
+@dataclass
+class M2POPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss options and that of ``m2po`` (arXiv 2510.01161).
+
+    Args:
+        second_moment: bound of the mean ``(log r)^2`` of the outward tokens that are kept; above 0. The paper's value
+            is 0.04.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    OWN: ClassVar[tuple[str, ...]] = ("second_moment",)
+    second_moment: float = 0.04
+
+    def __post_init__(self) -> None:
+        _positive("second_moment", self.second_moment, "0.04 (the paper's)")
+
+
+def _positive(name: str, value: object, default: str) -> None:
+    if not (_is_number(value) and 0 < value < math.inf):  # type: ignore[operator]
+        raise ValueError(f"policy_loss.{name} must be a finite number above 0, got {value!r}: use {default}")
 
 
 def _is_number(value: object) -> bool:

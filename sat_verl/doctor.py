@@ -22,7 +22,7 @@ from typing import Any
 
 from sat_verl.cpu.placement import usable_cores
 
-LOSSES = ("sat_grpo", "sat_gspo")
+LOSSES = ("sat_grpo", "sat_gspo", "dppo_clip", "m2po")
 TESTED_VERL = "0.9.1"
 _MARK = "sat-verl-doctor:"
 

@@ -17,6 +17,7 @@ def _register() -> None:
     import wrapt
 
     importlib.import_module("sat_verl.policy_loss")
+    importlib.import_module("sat_verl.baselines")
     # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
     wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
     if cpu.enabled():

@@ -15,11 +15,12 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
 from sat_verl.batch_quantile import step_tail_reference
 from sat_verl.config import SATPolicyLossConfig
+from sat_verl.surrogate import aggregate, clip_radii, dual_clip, dual_clip_bound, share, token_ratio, zero_masked
 from sat_verl.trust_region import (
     TrustRegion,
     clip_to_region,
@@ -82,32 +83,26 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    clip_ratio_c = config.get("clip_ratio_c", 3.0)
-    if not clip_ratio_c > 1:
-        raise ValueError(f"clip_ratio_c must be above 1, got {clip_ratio_c}: use 3.0, or 1e9 for no dual clip")
+    bound = dual_clip_bound(config)
     active = response_mask.bool()
-    old_log_prob, log_prob, advantages = (torch.where(active, x, 0.0) for x in (old_log_prob, log_prob, advantages))
+    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
 
     log_ratio = log_prob - old_log_prob
-    bounded_log_ratio = torch.clamp(log_ratio, min=-20.0, max=20.0)  # as in verl: no overflow in exp
-    ratio = torch.exp(bounded_log_ratio)
+    bounded_log_ratio, ratio = token_ratio(log_ratio)
     region = _region(log_ratio, active, options)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
 
     unclipped_loss = -advantages * ratio
     clipped_loss = -advantages * clipped
-    ppo_loss = torch.maximum(unclipped_loss, clipped_loss)
-    dual_clip_loss = -advantages * clip_ratio_c
-    token_loss = torch.where(advantages < 0, torch.minimum(dual_clip_loss, ppo_loss), ppo_loss)
-    loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+    token_loss, capped = dual_clip(torch.maximum(unclipped_loss, clipped_loss), advantages, bound)
+    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
         removed = _removed(ratio, nominal, clipped, advantages)
-        capped = (ppo_loss > dual_clip_loss) & (advantages < 0)
         base = {
-            "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
+            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
             "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": masked_mean(capped.float(), response_mask),
+            "actor/pg_clipfrac_lower": share(capped, response_mask),
         }
         return loss, _metrics(base, log_ratio, active, region, removed, options)
 
@@ -133,7 +128,7 @@ def compute_policy_loss_sat_gspo(
     """
     options = _options(config)
     active = response_mask.bool()
-    old_log_prob, log_prob, advantages = (torch.where(active, x, 0.0) for x in (old_log_prob, log_prob, advantages))
+    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
 
     log_ratio = log_prob - old_log_prob
     mean_log_ratio = sequence_mean(log_ratio, response_mask)
@@ -145,12 +140,12 @@ def compute_policy_loss_sat_gspo(
     unclipped_loss = -advantages * ratio
     clipped_loss = -advantages * clipped
     token_loss = torch.maximum(unclipped_loss, clipped_loss)
-    loss = _aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
         removed = _removed(ratio, nominal, clipped, advantages)
         base = {
-            "actor/pg_clipfrac": masked_mean((clipped_loss > unclipped_loss).float(), response_mask),
+            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
             "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
             "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
         }
@@ -173,10 +168,10 @@ def _options(config: Any) -> _Options:
     if not isinstance(sat, SATPolicyLossConfig):
         names = ("alpha", "kernel_exponent", "quantile_scope")
         sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in names})
-    low, high = config.clip_ratio_low, config.clip_ratio_high
+    eps_low, eps_high = clip_radii(config)
     return _Options(
-        eps_low=config.clip_ratio if low is None else low,
-        eps_high=config.clip_ratio if high is None else high,
+        eps_low=eps_low,
+        eps_high=eps_high,
         alpha=sat.alpha,
         exponent=sat.kernel_exponent,
         whole_batch=sat.quantile_scope == "batch",
@@ -197,19 +192,6 @@ def _removed(
     if (masks := _intercepted.get()) is not None:
         masks.append(positive | negative)
     return positive, negative
-
-
-def _aggregate(
-    token_loss: torch.Tensor,
-    rollout_is_weights: torch.Tensor | None,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str,
-    config: Any,
-) -> torch.Tensor:
-    """Weigh the token losses, shape ``(B, T)``, and aggregate them as verl does over the global batch."""
-    if rollout_is_weights is not None:
-        token_loss = token_loss * torch.where(response_mask.bool(), rollout_is_weights, 0.0)
-    return agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
 
 
 def _metrics(
