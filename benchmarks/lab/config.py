@@ -108,6 +108,9 @@ def _compose(words: tuple[str, ...]) -> DictConfig:
     if cfg.algorithm.adv_estimator != "grpo":
         problem = "the laboratory has no critic"
         raise ConfigError("algorithm.adv_estimator", cfg.algorithm.adv_estimator, problem, "use engine=verl")
+    if not cfg.algorithm.rollout_correction.bypass_mode and cfg.sat_verl.recompute != "step":
+        problem = "the laboratory recomputes with the weights of the step at hand alone"
+        raise ConfigError("sat_verl.recompute", cfg.sat_verl.recompute, problem, "set sat_verl.recompute=step")
     if cfg.routing_replay.mode != "none":
         problem = "the laboratory's sampler and trainer are one engine: they never route apart at the same weights"
         raise ConfigError("routing_replay", cfg.routing_replay.mode, problem, "use engine=verl")

@@ -18,7 +18,8 @@ from verl.utils.torch_functional import get_constant_schedule_with_warmup
 from verl.workers.config import ActorConfig
 from verl.workers.config.optimizer import build_optimizer
 
-import sat_verl.policy_loss  # noqa: F401  registers the SAT losses
+import sat_verl.baselines
+import sat_verl.policy_loss  # noqa: F401  both register losses
 from benchmarks.lab.rollout import Rollout, response_logits
 from sat_verl.batch_quantile import batch_quantile, batch_tail_reference
 
