@@ -54,11 +54,10 @@ class Spec:
     def _own_words(self) -> tuple[str, ...]:
         """The arm, after what all arms share: what an arm sets itself wins."""
         settings, arm = self.settings, self.arm
-        loss_mode = _loss_mode(arm.words)
         shared = [f"{_LR}={self.place.lr!r}", *settings.overrides]
-        if settings.dual_clip is not None and loss_mode in DUAL_CLIP_LOSSES:
+        if settings.dual_clip is not None and _loss_mode(arm.words) in DUAL_CLIP_LOSSES:
             shared.append(f"dual_clip={settings.dual_clip!r}")
-        if settings.quantile_scope is not None and loss_mode.startswith("sat_"):
+        if settings.quantile_scope is not None and _loss_mode(arm.words).startswith("sat_"):
             shared.append(f"{_POLICY_LOSS}quantile_scope={settings.quantile_scope}")
         return (*shared, *arm.words)
 
