@@ -14,7 +14,7 @@ import shutil
 import warnings
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pyarrow import ArrowInvalid, parquet
 
 from recipes import benchmark, ratio_guards
@@ -252,10 +252,24 @@ def upstream(cfg: DictConfig) -> None:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # it warns that GRPO has no critic
-            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=need_critic(cfg))
+            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=False)
+            if need_critic(cfg):
+                _critic(cfg)
     except Exception as error:  # verl and Hydra raise many kinds; the message is what helps
         text = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
         raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
+
+
+def _critic(cfg: DictConfig) -> None:
+    """verl's validation of a critic, which builds its config with the model; that is not there yet, so without."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    critic = cfg.critic.copy()
+    with open_dict(critic):
+        del critic.model
+    critic = OmegaConf.create(OmegaConf.to_container(critic, resolve=True))
+    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    omega_conf_to_dataclass(critic).validate(ranks, cfg.data.train_batch_size)
 
 
 def validation(cfg: DictConfig) -> None:

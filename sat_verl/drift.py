@@ -14,6 +14,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.lag import LAG_SUMS
 from sat_verl.policy_loss import record_intercepted
+from sat_verl.tail import sampling_log_probs
 
 __all__ = ["ppo_loss_with_drift"]
 
@@ -23,16 +24,17 @@ DRIFT = "actor/abs_log_ratio"
 def ppo_loss_with_drift(
     config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's ``ppo_loss``, and mean ``|log_prob - old_log_prob|`` over the active tokens where the loss reports none.
+    """verl's ``ppo_loss``, and mean ``|log pi - log mu|`` over the active tokens where the loss reports none.
 
-    The paper's d-bar (arXiv 2607.18722, Table 1). The loss is the tensor that ``ppo_loss`` returns. Set it in the
+    The paper's d-bar (arXiv 2607.18722, Table 1). log mu are the batch's ``rollout_log_probs``, or if it has none, its
+    ``old_log_probs``; the two are the same unless old log-probs are recomputed. The loss is the tensor that ``ppo_loss`` returns. Set it in the
     worker with ``set_loss_fn(functools.partial(ppo_loss_with_drift, config=actor_config))``.
 
     The value is the mean over one micro-batch; verl aggregates it, like its other policy-loss metrics, by the plain
     mean over micro-batches and ranks, whatever their numbers of tokens.
 
     If the batch has the ages of its samples, also sums over the active tokens of each age, ``actor/lag_sums/<age>/``:
-    ``tokens``, their number; ``abs_log_ratio``, of ``|log_prob - old_log_prob|``; and with a SAT loss ``intercepted``,
+    ``tokens``, their number; ``abs_log_ratio``, of ``|log pi - log mu|``; and with a SAT loss ``intercepted``,
     the number of those whose gradient SAT removes and the base loss keeps. What arrives on the driver (``update_actor``
     of :class:`sat_verl.worker.ObservedActorWorker`, then verl's ``reduce_metrics``) are floats, the sums over all
     micro-batches, ranks and mini-batches of the call, each epoch counted. With verl's plain training worker they would
@@ -88,7 +90,7 @@ def _lags(data: TensorDict) -> _Lags | None:
 def _measure(
     log_probs: torch.Tensor, data: TensorDict, lags: _Lags | None, intercepted: list[torch.Tensor]
 ) -> tuple[float, dict[str, float]]:
-    """Mean ``|log_prob - old_log_prob|`` over the active tokens, 0 if there are none; and the sums by age.
+    """Mean ``|log pi - log mu|`` over the active tokens, 0 if there are none; and the sums by age.
 
     Args:
         log_probs: the engine's, nested.
@@ -97,9 +99,10 @@ def _measure(
         intercepted: of a SAT loss, the mask of its one call, shape ``(B, T)``, bool; else empty.
     """
     log_prob = no_padding_2_padding(log_probs, data)
-    padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
+    sampled = sampling_log_probs(data)
+    padded = data.select("response_mask", sampled).to_padded_tensor()
     active = padded["response_mask"].bool()
-    distance = torch.where(active, log_prob - padded["old_log_probs"], 0.0).abs()
+    distance = torch.where(active, log_prob - padded[sampled], 0.0).abs()
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
     on_device = [distance.sum(), torch.count_nonzero(active)]
     names = []

@@ -16,10 +16,15 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.batch_quantile import active_distances, distributed_tail_reference
 
-__all__ = ["LogRatioTail", "forward_distances"]
+__all__ = ["LogRatioTail", "forward_distances", "sampling_log_probs"]
 
 LEVELS = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "largest": 1.0}
 """By the last part of the metric's name ("max" in a name would change how verl reduces it)."""
+
+
+def sampling_log_probs(data: TensorDict) -> str:
+    """The field with log mu: the rollout's, which ``old_log_probs`` are only in bypass mode."""
+    return "rollout_log_probs" if "rollout_log_probs" in data else "old_log_probs"
 
 
 class _Collector:
@@ -32,9 +37,10 @@ class _Collector:
     def add(self, model_output: dict[str, Any], data: TensorDict) -> torch.Tensor:
         """Of one micro-batch; returns its log-probs, shape ``(B, T)``."""
         log_prob = no_padding_2_padding(model_output["log_probs"], data)
-        padded = data.select("response_mask", "old_log_probs").to_padded_tensor()
+        sampled = sampling_log_probs(data)
+        padded = data.select("response_mask", sampled).to_padded_tensor()
         response_mask = padded["response_mask"].to(bool)  # as in ppo_loss
-        self.parts.append(active_distances(self.loss_mode, log_prob, padded["old_log_probs"], response_mask))
+        self.parts.append(active_distances(self.loss_mode, log_prob, padded[sampled], response_mask))
         return log_prob
 
     def all(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +72,7 @@ def forward_distances(engine: BaseEngine, data: TensorDict, loss_mode: str, **fl
 
 
 class LogRatioTail:
-    """Quantiles of ``|log_prob - old_log_prob|`` of the tokens of one optimizer step."""
+    """Quantiles of ``|log pi - log mu|`` of the tokens of one optimizer step."""
 
     def __init__(self, collector: _Collector | None = None) -> None:
         self.collector = collector or _Collector("sat_grpo")

@@ -61,7 +61,8 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
     """verl's separate asynchronous PPO trainer on a lag schedule, with a record of every optimizer step.
 
     Config (beside verl's own), under ``sat_verl``: ``run_dir``, the folder that receives the records; ``lag`` with
-    ``schedule`` and ``steps`` (:class:`~sat_verl.lag.LagSchedule`); ``keep_checkpoints``; ``on_nonfinite``.
+    ``schedule`` and ``steps`` (:class:`~sat_verl.lag.LagSchedule`); ``keep_checkpoints``; ``on_nonfinite``;
+    ``recompute``, whose weights recompute old log-probs where the config wants that: ``step`` or ``window``.
 
     Raises:
         NonFiniteError: a reward, log-prob, loss or gradient is not finite.
@@ -171,6 +172,10 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         self._record = batch_record.read(batch, self.optimizer_step, self.parameter_sync_step)
         self._check_lag(self._record)
         self._record = self.guard.batch(self._record, self.optimizer_step, batch.partition_id)
+        if self.config.sat_verl.get("recompute") == "step":
+            # verl's own, past separate_async, which would go back to the weights of the last sync; in bypass mode both
+            # copy the rollout's log-probs.
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
         return super()._compute_old_log_prob(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

@@ -122,6 +122,21 @@ def _with_private_socket(init: Callable) -> Callable:
     return wrapped
 
 
+def load_value_model(module: Any) -> None:
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=model_config._attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load
+
+
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +189,13 @@ BRIDGES = (
         detach_received_weights,
         "on a CPU, tensor.to(device) is a view of the shared segment, which then cannot be closed; and the socket "
         "path holds only the Ray job id, which is the same in every local cluster, so that two runs would meet",
+        "verl 0.9.1",
+    ),
+    Bridge(
+        "load_value_model",
+        "verl.utils.model",
+        load_value_model,
+        "verl loads every critic with flash_attention_2, which needs a GPU, whatever the config's attn_implementation",
         "verl 0.9.1",
     ),
     Bridge(
