@@ -25,7 +25,7 @@ def run_cell(spec: Spec) -> Outcome:
     """Run one cell in this process; what it raises becomes a failed record."""
     from benchmarks.lab import run
 
-    started, marks = time.monotonic(), []
+    started, cpu, marks = time.monotonic(), time.process_time(), []
     try:
         result = run(spec.lab_config, lambda _: marks.append(time.monotonic()))
     except Exception:  # whatever a cell runs into, the others go on
@@ -37,9 +37,10 @@ def run_cell(spec: Spec) -> Outcome:
     metrics = measure(found, result.evaluations)
     speed = spec.lab_config.responses * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None
     names = ("step", "success")
+    times = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - cpu}
     return {
         "status": "done",
-        "metrics": rounded(metrics | {"samples_per_s": speed, "seconds": time.monotonic() - started}),
+        "metrics": rounded(metrics | {"samples_per_s": speed} | times),
         "ages": shares(tokens),
         "no_signal": no_signal(found, metrics),
         "digest": result.digest,

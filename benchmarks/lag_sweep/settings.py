@@ -99,9 +99,9 @@ class Settings(BaseModel):
     responses_per_prompt: Count = 8
     micro_batches: Count = 1
     eval_every: Count = 8
-    eval_problems: Count = 512
+    eval_problems: Count = 256
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    dual_clip: Annotated[float | None, BeforeValidator(_null), Field(gt=1)] = None
+    dual_clip: Annotated[Annotated[float, Field(gt=1)] | None, BeforeValidator(_null)] = None
     quantile_scope: Annotated[Literal["batch", "microbatch"] | None, BeforeValidator(_null)] = None
     overrides: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
     out: Path

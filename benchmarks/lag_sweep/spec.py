@@ -130,8 +130,17 @@ def _identity(spec: Spec) -> Identity:
 
 
 def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
+    text = json.dumps(_plain(content), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(content: Any) -> Any:
+    """Whole numbers as such: 3 and 3.0 are one setting."""
+    if isinstance(content, Mapping):
+        return {name: _plain(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return int(content) if isinstance(content, float) and content.is_integer() else content
 
 
 def _loss_mode(words: Iterable[str]) -> str:
@@ -145,13 +154,13 @@ def _loss_of_preset(words: tuple[str, ...]) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _composed(words: tuple[str, ...]) -> str:
-    """The derived config of a run as JSON, at a fixed place, without what only says how it was asked for."""
+def _composed(words: tuple[str, ...]) -> dict[str, Any]:
+    """The derived config of a run, at a fixed place, without what only says how it was asked for."""
     cfg = derive(compose([*words, "run_dir=/run", "cache_dir=/cache"]))
     content: Any = OmegaConf.to_container(cfg, resolve=False)
     for name in ("overrides", "choices", "checkpoint"):
         content.pop(name, None)
-    return json.dumps(content, sort_keys=True, default=str)
+    return content
 
 
 def places(settings: Settings) -> Iterator[Place]:

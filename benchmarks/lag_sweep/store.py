@@ -54,7 +54,8 @@ class Cell(BaseModel):
         matched: of an arm with matched radii, where they come from.
         status: ``done``; ``failed``, with ``error``; ``interrupted``, which the next call goes on with.
         metrics: see :func:`benchmarks.lag_sweep.measures.measure`; and ``samples_per_s`` (responses sampled and trained
-            on per second, evaluations between the steps included) and ``seconds`` (wall time of the whole cell).
+            on per second, evaluations between the steps included), ``seconds`` (wall time of the whole cell) and, in
+            the laboratory, ``cpu_seconds``, which other programs on the machine change less.
         ages: realised lag, share of the trained tokens by age in optimizer steps.
         no_signal: reasons why the cell says nothing of its method.
         digest: of the final weights (``lab``) or of the scores and gradient norms (``verl``): cells that share it did
