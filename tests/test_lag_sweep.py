@@ -27,7 +27,7 @@ from recipes.models.warm_start import WarmStart
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
-    "task=chain", "seeds=1", "steps=4", "prompts_per_step=4", "responses_per_prompt=4", "eval_every=2",
+    "task=chain", "seeds=1", "steps=4", "prompts_per_step=8", "responses_per_prompt=4", "eval_every=2",
     "eval_problems=16", "workers=0",
 )  # fmt: skip
 
@@ -131,9 +131,7 @@ def test_the_key_is_that_of_what_runs(cache):
     assert key() == key(base, "quantile_scope=batch") != key(base, "quantile_scope=microbatch")
     grpo = base._replace(arm="grpo")
     assert key(grpo) != key(grpo, "dual_clip=3") == key(base._replace(arm="grpo_dual"))
-    assert key(grpo) == key(grpo, "quantile_scope=microbatch")
-    others = [base._replace(**{name: value}) for name, value in {"seed": 1, "lag": 1, "lr": 1e-3}.items()]
-    assert len({key(), *map(key, others)}) == 4
+    assert len({key(), key(base._replace(seed=1)), key(base._replace(lag=1))}) == 3
     matched = base._replace(arm="grpo_matched")
     assert key(matched, radii=(0.2, 0.2)) == key(grpo)  # the radii that it has anyway
     assert key(matched, radii=(0.1, 0.2)) != key(grpo)
@@ -259,7 +257,8 @@ def sweep(words, out, cache):
 
 
 def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
-    words = ["arms=[grpo,grpo_dual,sat_grpo,grpo_matched,sat_grpo_microbatch]", "lags=[1]", "dual_clip=3"]
+    words = ["arms=[grpo,grpo_dual,sat_grpo,grpo_matched,sat_grpo_microbatch]", "lags=[2]", "dual_clip=3", "lr=[2e-3]"]
+    words += ["overrides=[actor_rollout_ref.actor.optim.lr_warmup_steps=0]"]
     plan = [*SMALL, *words, f"out={tmp_path}", f"cache={cache}"]
     assert command_line.main(["plan", *plan]) == 0
     text = capsys.readouterr().out
@@ -296,14 +295,14 @@ def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
     radii = cells["grpo_matched"].matched
     assert radii.high == float(f"{cells['sat_grpo'].metrics['eps_eff_high']:.4g}") < 0.2
     assert radii.keys == [cells["sat_grpo"].key]
-    assert cells["grpo"].ages == pytest.approx({"0": 0.25, "1": 0.75}, abs=0.05)
+    assert cells["grpo"].ages == pytest.approx({"0": 0.25, "1": 0.5, "2": 0.25}, abs=0.1)
     assert cells["grpo"].evaluations["step"] == [0, 2, 4]
     assert cells["grpo"].provenance["command"] == ["test"]
     assert len(cells["sat_grpo"].series["q"]) == 4
     frame = done.frame()
     assert len(frame) == 5
     same = dict(zip(frame.arm, frame.identical_to, strict=True))
-    assert same["sat_grpo"] == "sat_grpo_microbatch"  # another config, and the same numbers in one micro-batch
+    assert "sat_grpo_microbatch" in same["sat_grpo"]  # another config, and the same numbers in one micro-batch
     assert same["grpo_matched"] == ""
     assert (tmp_path / "sweep.parquet").is_file()
     assert len(done.asked.commands) == 3

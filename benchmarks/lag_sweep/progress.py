@@ -51,14 +51,13 @@ class Report:
 
     def __init__(self, matrix: Matrix, console: Console) -> None:
         self.matrix, self.console = matrix, console
-        self.tried: set[str] = set()
         self.done = 0
         self._running: dict[str, Spec] = {}
         self._begun = time.monotonic()
 
     def started(self, spec: Spec) -> None:
         key = spec.identity().key
-        self.tried.add(key)
+        self.matrix.tried.add(key)
         self._running[key] = spec
 
     def running(self) -> list[Spec]:

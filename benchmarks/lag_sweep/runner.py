@@ -24,7 +24,6 @@ from benchmarks.lag_sweep.store import (
     Entry,
     Matched,
     Place,
-    load,
     read_asked,
     read_cell,
     write_cell,
@@ -58,7 +57,7 @@ class Matrix:
         self.radii: dict[Place, Matched] = {}
         self.records: dict[str, Cell] = {}
         self.asked = self._asked()
-        self._cells: dict[Place, list[Cell | None]] = {}
+        self.tried: set[str] = set()
         self.resolve()
 
     def _asked(self) -> Asked:
@@ -94,7 +93,7 @@ class Matrix:
     def _matched(self, place: Place) -> Matched | None:
         """None while a cell of the SAT arm is to run yet; a failed one that is not retried is left out of the mean."""
         cells = [self.record(source) for source in sources(place, self.settings)]
-        if any(cell is None or cell.status == "interrupted" for cell in cells):
+        if any(cell is None or self._again(cell) for cell in cells):
             return None
         done = [cell for cell in cells if cell is not None and cell.status == "done"]
         radii = [(cell.metrics["eps_eff_low"], cell.metrics["eps_eff_high"]) for cell in done]
@@ -118,13 +117,19 @@ class Matrix:
         folder = verl_cells.run_dir(self.out, key)
         return "interrupted" if self.settings.engine == "verl" and verl_cells.begun(folder) else "pending"
 
+    def _again(self, cell: Cell) -> bool:
+        """Whether a cell that has a record is to be run, in this call once."""
+        again = ("interrupted", "failed") if self.settings.retry else ("interrupted",)
+        return cell.status in again and cell.key not in self.tried
+
     def to_run(self) -> list[Spec]:
         """One spec per key that has no record yet, or one to be made again."""
-        again = {"interrupted", *(["failed"] if self.settings.retry else [])}
-        specs = [self.spec(place) for place in self.places if place in self.keys]
-        groups = group_by_key(specs)
+        groups = group_by_key(self.spec(place) for place in self.places if place in self.keys)
+        known = {key: self.records.get(key) for key in groups}
         return [
-            group[0] for key, group in groups.items() if key not in self.records or self.records[key].status in again
+            group[0]
+            for key, group in groups.items()
+            if (key not in self.tried if (cell := known[key]) is None else self._again(cell))
         ]
 
     def keep(self, spec: Spec, outcome: Outcome) -> Cell:
@@ -171,7 +176,7 @@ def run(settings: Settings, command: Sequence[str], console: Console) -> int:
         matrix.save(command=True)
         report = Report(matrix, console)
         try:
-            while specs := [spec for spec in matrix.to_run() if spec.identity().key not in report.tried]:
+            while specs := matrix.to_run():
                 _run_all(matrix, specs, report)
                 matrix.resolve()  # the matched arms, now that the SAT arms are done
                 matrix.save()
@@ -214,8 +219,3 @@ def _interrupted(matrix: Matrix, report: Report) -> Iterator[None]:
         for spec in report.running():
             matrix.keep(spec, {"status": "interrupted"})
         raise
-
-
-def table_of(out: Path) -> Any:
-    """The table of a folder's cells."""
-    return load(out).frame()
