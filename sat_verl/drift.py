@@ -27,8 +27,9 @@ def ppo_loss_with_drift(
     """verl's ``ppo_loss``, and mean ``|log pi - log mu|`` over the active tokens where the loss reports none.
 
     The paper's d-bar (arXiv 2607.18722, Table 1). log mu are the batch's ``rollout_log_probs``, or if it has none, its
-    ``old_log_probs``; the two are the same unless old log-probs are recomputed. The loss is the tensor that ``ppo_loss`` returns. Set it in the
-    worker with ``set_loss_fn(functools.partial(ppo_loss_with_drift, config=actor_config))``.
+    ``old_log_probs``; the two are the same unless old log-probs are recomputed. The loss is the tensor that
+    ``ppo_loss`` returns. Set it in the worker with
+    ``set_loss_fn(functools.partial(ppo_loss_with_drift, config=actor_config))``.
 
     The value is the mean over one micro-batch; verl aggregates it, like its other policy-loss metrics, by the plain
     mean over micro-batches and ranks, whatever their numbers of tokens.
@@ -44,9 +45,10 @@ def ppo_loss_with_drift(
         config: actor config; its ``policy_loss.loss_mode`` names the loss.
         model_output: the engine's output; ``log_probs`` nested, one row of ``prompt + response`` tokens a sample.
         data: micro-batch with ``prompts``, ``responses``, ``response_mask``, ``old_log_probs`` and what else
-            ``ppo_loss`` reads; not changed. Optional, and only together: ``version_lag``, the age of each sample in
-            optimizer steps, shape ``(B,)``, int; and the non-tensor ``version_lags``, the list of all ages in the whole
-            batch, so that every micro-batch and rank reports the same names. A sample of another age is not counted.
+            ``ppo_loss`` reads, and ``rollout_log_probs`` if it has them; not changed. Optional, and only together:
+            ``version_lag``, the age of each sample in optimizer steps, shape ``(B,)``, int; and the non-tensor
+            ``version_lags``, the list of all ages in the whole batch, so that every micro-batch and rank reports the
+            same names. A sample of another age is not counted.
         dp_group: passed on.
 
     Returns:

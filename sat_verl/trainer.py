@@ -172,9 +172,14 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         self._record = batch_record.read(batch, self.optimizer_step, self.parameter_sync_step)
         self._check_lag(self._record)
         self._record = self.guard.batch(self._record, self.optimizer_step, batch.partition_id)
+        return self._old_log_prob(batch, metrics)
+
+    def _old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl's; with ``recompute=step`` that of its base trainer, which recomputes with the weights that it has.
+
+        ``separate_async`` goes back to those of the last weight sync. In bypass mode both copy the rollout's log-probs.
+        """
         if self.config.sat_verl.get("recompute") == "step":
-            # verl's own, past separate_async, which would go back to the weights of the last sync; in bypass mode both
-            # copy the rollout's log-probs.
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
         return super()._compute_old_log_prob(batch, metrics)
 

@@ -1,15 +1,21 @@
 """Every preset composes; arms differ only in what makes them different; mistakes get a helpful error."""
 
+import copy
+import functools
 import itertools
 
 import pytest
 from omegaconf import OmegaConf
 
+from recipes.clip import NO_DUAL_CLIP
 from recipes.compose import choices, compose, expand_short_forms
-from recipes.derive import NO_DUAL_CLIP, derive
+from recipes.derive import derive
 from recipes.errors import ConfigError
 
-ALGORITHMS = ["grpo", "gspo", "gspo_canonical", "sat_grpo", "sat_gspo"]
+ALGORITHMS = [
+    "cispo", "dppo", "dppo_tv", "grpo", "gspo", "gspo_canonical", "is", "m2po", "ppo", "sapo", "sat_grpo", "sat_gspo",
+    "sat_gspo_canonical",
+]  # fmt: skip
 
 
 def flat(config, prefix=""):
@@ -22,6 +28,7 @@ def flat(config, prefix=""):
     return values
 
 
+@functools.cache  # half a second each
 def resolved(*overrides):
     return flat(OmegaConf.to_container(derive(compose([*overrides, "run_dir=/tmp/x"])), resolve=True))
 
@@ -34,6 +41,7 @@ def difference(one, other):
 
 def test_the_presets_are_the_documented_ones():
     assert choices("algorithm") == ALGORITHMS
+    assert choices("correction") == ["none", "tis"]
     assert choices("model") == ["hf", "tiny", "tiny_moe"]
     assert choices("task") == ["arithmetic", "chain", "parquet", "sort"]
 
@@ -41,7 +49,8 @@ def test_the_presets_are_the_documented_ones():
 @pytest.mark.parametrize(
     ("algorithm", "backend", "model", "task"),
     [
-        *((algorithm, "cpu", "tiny", "chain") for algorithm in ALGORITHMS),
+        # On the CPU all of them: test_arms.
+        ("ppo", "cuda", "tiny", "chain"),
         *itertools.product(["sat_gspo"], ["cpu", "cuda"], ["tiny", "tiny_moe"], ["chain", "sort", "arithmetic"]),
     ],
 )
@@ -81,7 +90,96 @@ def test_all_arms_share_radii_and_dual_clip(algorithm):
         0.2,
     )
     assert values["actor_rollout_ref.actor.clip_ratio_c"] == NO_DUAL_CLIP
-    assert resolved(f"algorithm={algorithm}", "dual_clip=3")["actor_rollout_ref.actor.clip_ratio_c"] == 3
+
+
+ACTOR = "actor_rollout_ref.actor."
+BASE_ARMS = {
+    "dppo": SAT_OPTIONS - {POLICY_LOSS + name for name in ("alpha", "kernel_exponent", "quantile_scope")}
+    | {POLICY_LOSS + "delta"},
+    "m2po": {POLICY_LOSS + name for name in ("_target_", "loss_mode", "second_moment")},
+    "is": {ACTOR + "clip_ratio_low", ACTOR + "clip_ratio_high"},
+    "dppo_tv": {ACTOR + "clip_ratio_" + name for name in ("low", "high", "c")} | {POLICY_LOSS + "loss_mode"},
+    "cispo": {ACTOR + "clip_ratio_low", POLICY_LOSS + "loss_mode"},
+}
+
+
+@pytest.mark.parametrize("algorithm", BASE_ARMS)
+def test_a_baseline_differs_from_grpo_only_in_its_loss(algorithm):
+    assert difference(["algorithm=grpo"], [f"algorithm={algorithm}"]) == BASE_ARMS[algorithm] | NAME
+
+
+def test_tis_differs_only_in_the_denominator_and_the_weights():
+    correction = {"algorithm.rollout_correction." + name for name in ("bypass_mode", "rollout_is")}
+    own = {"sat_verl.recomputed_denominator", "sat_verl.recompute", "choices.correction"}
+    assert difference(["algorithm=grpo"], ["algorithm=grpo", "correction=tis"]) == correction | own
+    values = resolved("algorithm=grpo", "correction=tis")
+    assert values["algorithm.rollout_correction.rollout_is"] == "token"
+    assert values["algorithm.rollout_correction.rollout_is_threshold"] == 2.0
+
+
+def test_ppo_has_a_critic_that_is_set_up_like_the_actor():
+    values = resolved("algorithm=ppo")
+    assert (values["algorithm.adv_estimator"], values["critic.enable"]) == ("gae", True)
+    for name in ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "optim.lr", "grad_clip"):
+        assert values[f"critic.{name}"] == values[ACTOR + name], name
+    assert values["critic.fsdp.mixed_precision.param_dtype"] == "fp32"
+    assert values["critic.model.override_config.attn_implementation"] == "sdpa"
+
+
+@functools.cache
+def _grpo():
+    return compose(["algorithm=grpo", "run_dir=/tmp/x"])
+
+
+def clip_of(loss_mode, **settings):
+    """Radii and ``clip_ratio_c`` of a derived config with this loss; composing each would take half a second."""
+    cfg = copy.deepcopy(_grpo())
+    for key, value in {POLICY_LOSS + "loss_mode": loss_mode, **settings}.items():
+        OmegaConf.update(cfg, key, value)
+    actor = derive(cfg).actor_rollout_ref.actor
+    return actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c
+
+
+def test_radii_in_one_word():
+    assert clip_of("vanilla", clip_ratio=0.1) == (0.1, 0.1, NO_DUAL_CLIP)
+    assert clip_of("sat_gspo", clip_ratio_low=0.03, clip_ratio_high=0.04) == (0.03, 0.04, NO_DUAL_CLIP)
+    assert clip_of("dppo_clip", clip_ratio=0.1, clip_ratio_high=0.3, dual_clip=3) == (0.1, 0.3, 3)
+    assert clip_of("gspo", clip_ratio_low=2e-4) == (2e-4, 0.2, NO_DUAL_CLIP)
+    assert clip_of("cispo", clip_ratio_low=10) == (10, 0.2, NO_DUAL_CLIP)
+
+
+def test_verls_dppo_has_a_cap_where_others_have_the_dual_clip():
+    assert resolved("algorithm=dppo_tv")[ACTOR + "clip_ratio_c"] == 1e4
+    assert clip_of("dppo_kl")[2] == 1e4
+    assert clip_of("dppo_tv", **{ACTOR + "clip_ratio_c": 20.0})[2] == 20.0
+
+
+@pytest.mark.parametrize("loss_mode", ["vanilla", "sat_grpo", "dppo_clip"])
+def test_the_dual_clip_is_on_or_off_for_all_token_clips(loss_mode):
+    assert clip_of(loss_mode)[2] == NO_DUAL_CLIP
+    assert clip_of(loss_mode, dual_clip=3)[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "settings", "setting"),
+    [
+        *((loss, {"dual_clip": 3}, "dual_clip") for loss in ("gspo", "sat_gspo", "cispo", "sapo", "m2po", "dppo_tv")),
+        ("vanilla", {"dual_clip": 1}, "dual_clip"),
+        ("vanilla", {"dual_clip": True}, "dual_clip"),
+        ("m2po", {"clip_ratio": 0.1}, "clip_ratio"),
+        ("sapo", {"clip_ratio_low": 0.1}, "clip_ratio_low"),
+        ("vanilla", {"clip_ratio": -1}, "clip_ratio"),
+        ("vanilla", {"clip_ratio_high": "abc"}, "clip_ratio_high"),
+        ("vanilla", {"clip_ratio_low": 1.0}, ACTOR + "clip_ratio_low"),
+        ("vanilla", {"clip_ratio": 0.1, "overrides": [ACTOR + "clip_ratio_high=0.3"]}, ACTOR + "clip_ratio_high"),
+        ("vanilla", {"clip_ratio_low": 0.1, "overrides": [ACTOR + "clip_ratio_low=0.3"]}, ACTOR + "clip_ratio_low"),
+    ],
+)
+def test_radii_and_dual_clip_that_a_loss_does_not_have_are_refused(loss_mode, settings, setting):
+    with pytest.raises(ConfigError) as caught:
+        clip_of(loss_mode, **settings)
+    assert caught.value.setting == setting
+    assert "\n" not in str(caught.value)
 
 
 def test_canonical_gspo_has_the_radii_of_its_paper():

@@ -83,6 +83,7 @@ def test_trainer_hooks_that_we_override():
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync as Trainer
 
     assert parameters(Trainer._step_once) == ["self", "metrics", "timing_raw", "sample_batch_size"]
+    assert parameters(Trainer._compute_old_log_prob) == ["self", "batch", "metrics"]
     assert parameters(Trainer._compute_metrics) == ["self", "batch", "metrics", "timing_raw", "global_steps", "epoch"]
     assert parameters(Trainer._validate) == ["self"]
     assert parameters(Trainer.fit) == ["self", "agent_loop_manager"]
@@ -157,6 +158,15 @@ def test_verl_still_needs_detach_received_weights():
     assert "tensor.to(self.device)" in receiver
     assert "recv_pyobj" in receiver
     assert "ipc:///tmp/rl-colocate-zmq-{job_id}" in (folder / "vllm_rollout.py").read_text()
+
+
+def test_verl_still_needs_load_value_model():
+    from verl.utils import model
+
+    with open(model.__file__) as source:
+        loader = source.read().partition("def load_valuehead_model(")[2].partition("\ndef ")[0]
+    assert loader.startswith("local_path, torch_dtype, model_config, trust_remote_code)")
+    assert 'attn_implementation="flash_attention_2"' in loader
 
 
 def test_vllm_still_needs_keep_linear_weights():
