@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 USAGE = """usage: python -m benchmarks.lag_sweep [plan|smoke] out=DIR [engine=lab|verl] [task=chain,sort]
-           [arms=[grpo,sat_grpo]] [lags=[0,1,8]] [seeds=10] [lr=[5e-4]] [schedule=broadcast|constant]
+           [arms=[grpo,sat_grpo]] [lags=[0,1,8]] [seeds=10] [lr=[1e-3]] [schedule=broadcast|constant]
            [model=tiny|tiny_moe] [steps=128] [prompts_per_step=16] [responses_per_prompt=8] [micro_batches=1]
            [eval_every=8] [eval_problems=256] [noise=0] [dual_clip=3] [quantile_scope=batch|microbatch]
            [overrides=[WORDS of recipes.train]] [workers=1] [retry=true] [submit=local|ray|slurm]

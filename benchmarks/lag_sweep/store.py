@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipes.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 SWEEP_FILE, CELLS, TABLE_FILE = "sweep.json", "cells", "sweep.parquet"
 
 
