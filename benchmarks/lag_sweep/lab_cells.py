@@ -1,20 +1,16 @@
-"""Cells of the laboratory: single-threaded processes, one for each worker, each replaced when it dies."""
+"""Cells of the laboratory."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from benchmarks.lag_sweep.measures import measure, no_signal, series
 from benchmarks.lag_sweep.spec import Spec
+from benchmarks.lag_sweep.workers import run_all
 from sat_verl.lag import shares
 
 Outcome = dict[str, Any]
@@ -57,23 +53,6 @@ def failure(text: str) -> Outcome:
     return {"status": "failed", "error": text.strip()}
 
 
-def _attend() -> None:
-    """End a worker with its parent, also if that is killed: a spawned worker would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _executor() -> ProcessPoolExecutor:
-    # One process each: if it dies, it is clear in which cell.
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_attend)
-
-
 def run_cells(
     specs: Sequence[Spec],
     workers: int,
@@ -84,41 +63,9 @@ def run_cells(
 
     Args:
         specs: in this order.
-        workers: processes.
+        workers: processes, of one thread each.
         started: called with a cell before it runs.
         finished: called with its outcome.
     """
-    if workers == 0:
-        for spec in specs:
-            started(spec)
-            finished(spec, run_cell(spec))
-        return
-    waiting = list(reversed(specs))
-    executors = [_executor() for _ in range(min(workers, len(specs)))]
-    running: dict[Future[Outcome], tuple[int, Spec]] = {}
-
-    def give(slot: int) -> None:
-        if waiting:
-            spec = waiting.pop()
-            started(spec)
-            running[executors[slot].submit(run_cell, spec)] = (slot, spec)
-
-    try:
-        for slot in range(len(executors)):
-            give(slot)
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                slot, spec = running.pop(future)
-                try:
-                    outcome = future.result()
-                except BrokenProcessPool:
-                    outcome = failure("the worker process died (killed, or out of memory)")
-                    executors[slot].shutdown(wait=False)
-                    executors[slot] = _executor()
-                finished(spec, outcome)
-                give(slot)
-    finally:
-        for executor in executors:
-            for process in list((executor._processes or {}).values()):
-                process.terminate()  # interrupted in mid-cell; idle otherwise
-            executor.shutdown(wait=False, cancel_futures=True)
+    died = "the worker process died (killed, or out of memory)"
+    run_all(run_cell, specs, workers, started, lambda spec, outcome: finished(spec, outcome or failure(died)))
