@@ -91,7 +91,7 @@ def compute_policy_loss_dppo_clip(
                 "actor/pg_clipfrac_lower": share(capped, response_mask),
                 "actor/abs_log_ratio": _mean_distance(log_ratio, active),
                 "actor/dppo/masked": share(masked, response_mask),
-                "actor/dppo/removed": share(masked & ~clipped & ~capped, response_mask),
+                "actor/dppo/removed": share(masked & ~clipped, response_mask),
             }
         )
 
@@ -162,7 +162,7 @@ def second_moment_mask(square: torch.Tensor, candidates: torch.Tensor, bound: fl
     Args:
         square: ``(log r)^2``, shape ``(B, T)``, float64; at least 0 and finite.
         candidates: tokens that may be dropped, shape ``(B, T)``, bool.
-        bound: above 0; infinite keeps all.
+        bound: above 0 and finite.
 
     Returns:
         Shape ``(B, T)``, bool. Of candidates with equal squares all are dropped, or none.
@@ -171,12 +171,12 @@ def second_moment_mask(square: torch.Tensor, candidates: torch.Tensor, bound: fl
     count = torch.count_nonzero(candidates)
     position = torch.arange(1, ascending.numel() + 1, device=ascending.device)
     # The mean of the smallest k rises with k, so the longest prefix within the bound is all that fit it.
-    fits = (ascending.cumsum(0) / position <= bound) & (position <= count)
+    fits = ascending.cumsum(0) / position <= bound
     nearest_dropped = ascending.index_select(0, fits.sum().clamp(max=ascending.numel() - 1).reshape(1))
     return candidates & (square >= nearest_dropped) & (fits.sum() < count)
 
 
-def _options(config: Any, cls: type) -> Any:
+def _options(config: Any, cls: type[DPPOPolicyLossConfig] | type[M2POPolicyLossConfig]) -> Any:
     """The loss's typed options, checked by their class; its defaults for what a plain config does not name."""
     if config is None:
         raise ValueError(f"the loss needs config, verl's ActorConfig, for {cls.__name__}: got None")

@@ -105,3 +105,52 @@ def policy_loss(batch, method, mode, *, eps_low, eps_high, alpha, p, dual_clip=m
         "actor/abs_log_ratio": sum(abs(own[i, t]) for i, t in active) / n,
     }
     return loss, gradient, base_gradient, metrics
+
+
+def m2po_dropped(log_ratios, outward, bound):
+    """Indices that M2PO (arXiv 2510.01161) drops: one after the other, those that tie with the last one as well."""
+    kept = [i for i in range(len(log_ratios)) if outward[i]]
+    dropped = []
+    while kept and math.fsum(log_ratios[i] ** 2 for i in kept) / len(kept) > bound:
+        farthest = max(log_ratios[i] ** 2 for i in kept)
+        dropped += [i for i in kept if log_ratios[i] ** 2 == farthest]
+        kept = [i for i in kept if log_ratios[i] ** 2 < farthest]
+    return dropped, kept
+
+
+def baseline_loss(batch, name, mode, *, eps=(0.2, 0.2), dual_clip=math.inf, option=None, **global_batch_info):
+    """``dppo_clip`` (option: delta) or ``m2po`` (option: its bound): loss, gradient and metrics, token by token."""
+    mask, advantages = batch["mask"], batch["advantages"]
+    d = scores(batch, "grpo")
+    active = [(i, t) for i, t in np.argwhere(mask)]
+    outward = [d[at] * advantages[at] > 0 for at in active]
+    if name == "m2po":
+        numbers, kept = m2po_dropped([d[at] for at in active], outward, option)
+        gone = {active[k] for k in numbers}
+        seconds = [[d[active[k]] ** 2 for k in part] for part in (np.flatnonzero(outward), kept)]
+    else:
+        change = {at: abs(math.exp(batch["log_prob"][at]) - math.exp(batch["old_log_prob"][at])) for at in active}
+        gone = {at for at, out in zip(active, outward, strict=True) if out and change[at] > option}
+    weights = token_weights(mask, mode, **global_batch_info)
+    loss, gradient, removed, clipped = 0.0, np.zeros(mask.shape), 0, 0
+    for at in active:
+        r, a = math.exp(d[at]), advantages[at]
+        interval_of = (1 - eps[0], 1 + eps[1]) if name == "dppo_clip" else (-math.inf, math.inf)
+        objective, derivative = surrogate(r, a, *interval_of, dual_clip if name == "dppo_clip" else math.inf)
+        clipped += min(max(r, interval_of[0]), interval_of[1]) * a < r * a
+        if at in gone:
+            removed += derivative != 0
+            objective = derivative = 0.0
+        weight = weights[at] * (1.0 if batch["weights"] is None else batch["weights"][at])
+        loss -= weight * objective
+        gradient[at] = -weight * derivative
+    n = max(len(active), 1)
+    metrics = {"actor/abs_log_ratio": sum(abs(d[at]) for at in active) / n}
+    if name == "dppo_clip":
+        metrics |= {"actor/dppo/masked": len(gone) / n, "actor/dppo/removed": removed / n}
+        metrics["actor/pg_clipfrac"] = clipped / n
+    else:
+        means = [sum(part) / max(len(part), 1) for part in seconds]
+        metrics |= {"actor/m2po/second_moment": means[0], "actor/m2po/second_moment_kept": means[1]}
+        metrics["actor/pg_clipfrac"] = len(gone) / n
+    return loss, gradient, metrics

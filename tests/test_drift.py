@@ -12,6 +12,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from sat_verl.drift import ppo_loss_with_drift
+from sat_verl.tail import LogRatioTail
 
 PROMPTS, RESPONSES = [3, 1, 4], [5, 2, 4]
 # A tool call in the middle of the first response, whose tokens do not count.
@@ -121,6 +122,19 @@ def test_masked_tokens_may_hold_anything_and_none_active_gives_zero():
     empty = micro_batch(response_mask=[[0] * n for n in RESPONSES])
     metrics = ppo_loss_with_drift(actor_config("vanilla"), model_output()[1], empty)[1]
     assert metrics["actor/abs_log_ratio"].aggregate() == 0.0
+
+
+def test_the_drift_is_to_the_rollout_where_old_log_probs_are_recomputed():
+    leaf, output = model_output()
+    sampled = [row - 0.5 for row in micro_batch()["old_log_probs"].unbind()]
+    metrics = ppo_loss_with_drift(actor_config("vanilla"), output, micro_batch(rollout_log_probs=sampled))[1]
+    expected = expected_drift(leaf, micro_batch(old_log_probs=sampled))
+    assert metrics["actor/abs_log_ratio"].aggregate() == pytest.approx(expected, rel=1e-6)
+    assert expected != pytest.approx(expected_drift(leaf, micro_batch()), rel=0.01)
+    tail = LogRatioTail()
+    tail.collector.add(output, micro_batch(rollout_log_probs=sampled))
+    distances, active = tail.collector.all(torch.device("cpu"))
+    assert distances[active].mean().item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_left_right_padded_batches():

@@ -111,10 +111,17 @@ def test_a_corrected_recompute_must_be_declared_and_corrected():
     refused(DECLARED, "grpo", {BYPASS: False, ROLLOUT_IS: "token", DECLARED: "abc"})
 
 
-@pytest.mark.parametrize("loss", ["sat_grpo", "sat_gspo", "bypass_mode"])
+def test_whose_weights_recompute_must_be_known():
+    for at in ("step", "window"):
+        passes("grpo", RECOMPUTE | {ROLLOUT_IS: "token", "sat_verl.recompute": at})
+    refused("sat_verl.recompute", "grpo", RECOMPUTE | {ROLLOUT_IS: "token", "sat_verl.recompute": "batch"})
+
+
+@pytest.mark.parametrize("loss", ["sat_grpo", "sat_gspo", "dppo_clip", "dppo_tv", "m2po", "bypass_mode"])
 def test_losses_that_are_the_rollout_ratio_never_recompute(loss):
     text = refused(BYPASS, "sat_grpo", RECOMPUTE | {LOSS_MODE: loss, ROLLOUT_IS: "token"})
     assert DECLARED not in text, "it must not offer what it refuses"
+    assert "correction=none" in text
 
 
 # Correction weights and rejection.
