@@ -152,6 +152,13 @@ def test_the_words_are_those_of_the_real_stack(tmp_path):
     assert verl_cells.command(spec, folder)[3:] == [f"resume={folder}"]
 
 
+def test_a_ray_cluster_must_be_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    spec = Spec(Place("sort", "gspo", 1e-3, 4, 7), settings("engine=verl", "submit=ray"))
+    with pytest.raises(ConfigError, match="RAY_ADDRESS names no cluster"):
+        verl_cells.submit_ray(spec, tmp_path / "k")
+
+
 # --- measures ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
@@ -53,7 +53,7 @@ def run(config: LabConfig, report: Callable[[Row], None] = lambda _: None) -> Re
     task = get_task(config.task, config.difficulty)
     sampler = Sampler(AutoTokenizer.from_pretrained(folder), task, cfg.data.max_response_length)
     actor = omega_conf_to_dataclass(cfg.actor_rollout_ref.actor)
-    correction = OmegaConf.to_container(cfg.algorithm.rollout_correction, resolve=True)
+    correction: Any = OmegaConf.to_container(cfg.algorithm.rollout_correction, resolve=True)
     trainer = Trainer(policy, actor, config.micro_batches, cfg.algorithm.norm_adv_by_std_in_grpo, correction)
     weights = LaggedWeights(policy)
     pool = draw(task, "train", min(cfg.task.train_size, capacity(task, "train")), cfg.task.seed)

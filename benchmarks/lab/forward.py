@@ -7,7 +7,7 @@ own forward pass (:class:`Library`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -36,7 +36,7 @@ class Library:
         self._model = model
 
     def __call__(self, tokens: torch.Tensor, past: Cache | None = None) -> tuple[torch.Tensor, Cache]:
-        cache = DynamicCache(past or None)
+        cache: Any = DynamicCache(past or None)
         logits = self._model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
         return logits, [(layer.keys, layer.values) for layer in cache.layers]
 
@@ -83,7 +83,7 @@ class Dense:
             x = x + functional.linear(gated * functional.linear(inner, mlp.up_proj.weight), mlp.down_proj.weight)
         return functional.linear(self._norm(x, body.norm), self._model.lm_head.weight), cache
 
-    def _norm(self, x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, norm: Any) -> torch.Tensor:
         return functional.rms_norm(x, x.shape[-1:], norm.weight, self._eps)
 
     def _turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Dense:
 
     def _attention(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         x: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -101,7 +101,7 @@ class Dense:
         """Of x, shape (B, T, hidden): the same shape, and keys and values so far."""
         batch, length, _ = x.shape
 
-        def heads(projection: torch.nn.Module) -> torch.Tensor:
+        def heads(projection: Any) -> torch.Tensor:
             return functional.linear(x, projection.weight).view(batch, length, -1, self._size)
 
         query = self._turn(self._norm(heads(layer.q_proj), layer.q_norm).transpose(1, 2), cos, sin)

@@ -33,7 +33,7 @@ def run_cell(spec: Spec) -> Outcome:
     metrics = measure(found, result.evaluations)
     speed = spec.lab_config.responses * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None
     names = ("step", "success")
-    times = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - cpu}
+    times: dict[str, float | None] = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - cpu}
     return {
         "status": "done",
         "metrics": rounded(metrics | {"samples_per_s": speed} | times),

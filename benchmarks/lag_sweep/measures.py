@@ -90,7 +90,8 @@ def gradient_spikes(norms: Sequence[float | None]) -> int:
     A norm that is not finite is a spike. Steps with a norm of 0 and the first five are neither spikes nor counted in
     the median.
     """
-    spikes, before = 0, []
+    spikes = 0
+    before: list[float] = []
     for norm in norms:
         if norm is None or (len(before) >= SPIKE_FROM and norm > SPIKE_FACTOR * median(before[-SPIKE_WINDOW:])):
             spikes += 1

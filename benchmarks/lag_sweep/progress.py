@@ -32,7 +32,8 @@ def left(matrix: Matrix) -> tuple[float | None, int]:
 
     None where no cell of a task was measured in this folder.
     """
-    measured, rest = seconds_by_task(matrix), Counter()
+    measured = seconds_by_task(matrix)
+    rest: Counter[str] = Counter()
     seen = set()
     for place in matrix.places:
         key = matrix.keys.get(place, str(place))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -15,7 +16,6 @@ from typing import Any
 
 from benchmarks.lag_sweep.lab_cells import Outcome, failure, rounded
 from benchmarks.lag_sweep.measures import measure, no_signal, series
-from benchmarks.lag_sweep.settings import Settings
 from benchmarks.lag_sweep.spec import Spec
 from recipes.errors import ConfigError
 from recipes.report import SUMMARY_FILE
@@ -107,8 +107,11 @@ def submit_ray(spec: Spec, folder: Path) -> str:
     """Hand a cell to a Ray cluster, whose nodes share this file system; returns the command.
 
     Raises:
-        ConfigError: there is no ``ray``, or it refuses.
+        ConfigError: no cluster is named, there is no ``ray``, or it refuses.
     """
+    if not os.environ.get("RAY_ADDRESS"):
+        # ray would take whatever cluster it finds on this machine, be it the private one of somebody's run.
+        raise ConfigError("submit", "ray", "RAY_ADDRESS names no cluster", "set it, e.g. RAY_ADDRESS=http://HOST:8265")
     words = ["ray", "job", "submit", "--no-wait", "--working-dir", str(ROOT), "--"]
     return _submit([*words, "python", *command(spec, folder)[1:]])
 
@@ -119,11 +122,11 @@ def _submit(words: list[str]) -> str:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         problem = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ConfigError("submit", words[0], problem[0], "start a cluster, and set RAY_ADDRESS")
+        raise ConfigError("submit", words[0], problem[0], "see whether RAY_ADDRESS names a running cluster")
     return shlex.join(words)
 
 
-def submit_slurm(spec: Spec, folder: Path, settings: Settings) -> str:
+def submit_slurm(spec: Spec, folder: Path) -> str:
     """Hand a cell to SLURM through submitit; returns what was submitted.
 
     Raises:
@@ -133,7 +136,8 @@ def submit_slurm(spec: Spec, folder: Path, settings: Settings) -> str:
         import submitit
     except ModuleNotFoundError:
         raise ConfigError("submit", "slurm", "submitit is not installed", "pip install submitit") from None
-    parameters = dict(word.split("=", 1) for word in settings.slurm)
+    settings = spec.settings
+    parameters = dict(word.partition("=")[::2] for word in settings.slurm)
     executor = submitit.AutoExecutor(folder=folder.parent / "slurm")
     try:
         executor.update_parameters(**{name: int(v) if v.isdecimal() else v for name, v in parameters.items()})
