@@ -15,7 +15,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from benchmarks import cells, quantile_scope
 from benchmarks.lab import LabConfig, cell_key, rollout, run
 from benchmarks.lab.config import recipe
-from benchmarks.lab.engine import LaggedWeights, Trainer
+from benchmarks.lab.engine import LaggedWeights
+from benchmarks.lab.forward import Dense, Library
+from benchmarks.lab.update import Trainer
 from benchmarks.statistics import Interval, paired
 from recipes.errors import ConfigError
 from recipes.models.store import ensure_model
@@ -210,3 +212,69 @@ def test_paired_interval():
 def test_unknown_setting_of_the_script(capsys):
     assert quantile_scope.main(["seed=3"]) == 2
     assert "seed=3: there is no such setting" in capsys.readouterr().err
+
+
+# --- forward pass, engine noise, recomputed denominator ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_dense_forward_is_the_librarys_with_its_gradient(stale, group):
+    policy, batch = stale
+    rows = slice(0, len(batch.prompts) * group)
+    own, library = [], []
+    for forward, found in ((Dense(policy), own), (Library(policy), library)):
+        policy.zero_grad()
+        _, cache = forward(batch.prompts)
+        cache = [(k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)) for k, v in cache]
+        logits, _ = forward(batch.responses[rows], cache)
+        logits.log_softmax(-1)[..., 3].sum().backward()
+        found += [logits.detach(), *(parameter.grad.clone() for parameter in policy.parameters())]
+    for mine, theirs in zip(own, library, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+def test_engine_noise_is_in_the_record_alone(small):
+    quiet, noisy = run(small(steps=1)), run(small(steps=1, noise=0.05))
+    for name in ("success", "response_tokens", "entropy"):
+        assert quiet.rows[0][name] == noisy.rows[0][name]
+    # Normal noise has a mean absolute value of .8 standard deviations; some of it is cut off at a log-prob of 0.
+    assert quiet.rows[0]["abs_log_ratio"] < 1e-5 < 0.015 < noisy.rows[0]["abs_log_ratio"] < 0.05
+    assert quiet.rows[0]["ess"] == pytest.approx(1) != noisy.rows[0]["ess"]
+    with pytest.raises(ConfigError, match="noise=-1"):
+        small(noise=-1)
+
+
+def test_a_recomputed_denominator_leaves_the_weight_alone(stale, small):
+    """Then the ratio is 1, and the gradient that of REINFORCE with weights min(pi/mu, C)."""
+    policy, batch = stale
+    config = small(algorithm="grpo", overrides=("correction=tis",))
+    cfg = recipe(config)
+    correction = OmegaConf.to_container(cfg.algorithm.rollout_correction) | {"rollout_is_threshold": 1.1}
+    trainer = Trainer(policy, omega_conf_to_dataclass(cfg.actor_rollout_ref.actor), 2, True, correction)
+    policy.zero_grad()
+    loss, metrics = trainer.loss(batch)
+    loss.backward()
+    got = [parameter.grad.clone() for parameter in policy.parameters()]
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert metrics["abs_log_ratio"] > 0.01  # to the sampler, whatever the loss's ratio is to
+
+    policy.zero_grad()
+    logits = rollout.response_logits(policy, batch.prompts, batch.responses)
+    log_prob = logits.log_softmax(-1).gather(-1, batch.responses[..., None])[..., 0]
+    weight = (log_prob.detach() - batch.log_probs).exp().clamp(max=1.1)
+    assert 0 < (weight[batch.mask] == 1.1).float().mean() < 0.5
+    (-(weight * batch.advantages(True) * log_prob)[batch.mask].sum() / batch.mask.sum()).backward()
+    for mine, parameter in zip(got, policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"algorithm": "ppo"}, "no critic"),
+        ({"algorithm": "grpo", "overrides": ("correction=tis", "sat_verl.recompute=window")}, "weights of the step"),
+    ],
+)
+def test_arms_that_the_laboratory_cannot_run_are_refused(small, changes, text):
+    with pytest.raises(ConfigError, match=text):
+        recipe(small(**changes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +36,8 @@ class LabConfig:
         prompts_per_step: prompts of one step.
         responses_per_prompt: responses to each of them, the group of the GRPO advantage.
         micro_batches: equal parts, of whole prompt groups where that is possible, that the loss is called on.
+        noise: standard deviation of the noise on the log-probs that the sampler records, for an engine that does not
+            agree with the trainer's; 0 for none.
         seed: order of the prompts and noise of the samples.
         eval_every: steps between evaluations; there is one before the first step and one after the last.
         eval_problems: held-out problems of an evaluation, one sampled response each.
@@ -55,6 +58,7 @@ class LabConfig:
     prompts_per_step: int = 16
     responses_per_prompt: int = 8
     micro_batches: int = 1
+    noise: float = 0.0
     seed: int = 0
     eval_every: int = 5
     eval_problems: int = 512
@@ -65,6 +69,8 @@ class LabConfig:
             raise ConfigError("schedule", self.schedule, "it is not an exact schedule", f"use {' or '.join(EXACT)}")
         if self.lag < 0:
             raise ConfigError("lag", self.lag, "it is below 0", "set lag=0 or more")
+        if not 0 <= self.noise < math.inf:
+            raise ConfigError("noise", self.noise, "it is no standard deviation", "set noise=0 or more, 0.03 say")
         for name in ("steps", "micro_batches", "eval_every", "eval_problems"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "it is below 1", f"set {name}=1 or more")
@@ -96,6 +102,16 @@ def recipe(config: LabConfig) -> DictConfig:
     return _compose(words)
 
 
-@functools.lru_cache(maxsize=64)  # most of a second each, and a sweep needs few different ones
+@functools.lru_cache(maxsize=512)  # most of a second each, and a sweep needs few different ones
 def _compose(words: tuple[str, ...]) -> DictConfig:
-    return derive(compose(words))
+    cfg = derive(compose(words))
+    if cfg.algorithm.adv_estimator != "grpo":
+        problem = "the laboratory has no critic"
+        raise ConfigError("algorithm.adv_estimator", cfg.algorithm.adv_estimator, problem, "use engine=verl")
+    if not cfg.algorithm.rollout_correction.bypass_mode and cfg.sat_verl.recompute != "step":
+        problem = "the laboratory recomputes with the weights of the step at hand alone"
+        raise ConfigError("sat_verl.recompute", cfg.sat_verl.recompute, problem, "set sat_verl.recompute=step")
+    if cfg.routing_replay.mode != "none":
+        problem = "the laboratory's sampler and trainer are one engine: they never route apart at the same weights"
+        raise ConfigError("routing_replay", cfg.routing_replay.mode, problem, "use engine=verl")
+    return cfg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict
@@ -33,11 +34,19 @@ def identity(config: LabConfig) -> dict[str, Any]:
         "engine": ENGINE_VERSION,
         "config": settings,
         "actor": {name: value for name, value in actor.items() if name not in _UNUSED},
+        "correction": OmegaConf.to_container(cfg.algorithm.rollout_correction, resolve=True),
         "normalise_by_std": cfg.algorithm.norm_adv_by_std_in_grpo,
         "max_response_length": cfg.data.max_response_length,
         "task": OmegaConf.to_container(cfg.task, resolve=True),
-        "base_weights": read_manifest(base_model(config))["files"]["model.safetensors"],
+        "base_weights": _base_weights(config.model, config.task, tuple(config.difficulty.items()), config.cache_dir),
     }
+
+
+@functools.lru_cache(maxsize=64)
+def _base_weights(model: str, task: str, difficulty: tuple[tuple[str, Any], ...], cache_dir: str) -> str:
+    """Checksum of the start weights."""
+    config = LabConfig(model=model, task=task, difficulty=dict(difficulty), cache_dir=cache_dir)
+    return str(read_manifest(base_model(config))["files"]["model.safetensors"])
 
 
 def cell_key(config: LabConfig) -> str:

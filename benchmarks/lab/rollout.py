@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from benchmarks.lab.config import LabConfig
+from benchmarks.lab.forward import Cache, Forward, forward_of
 from recipes.models import ensure_model
 from recipes.models.sampling import encode_prompts
 from recipes.tasks import Problem, TaskSpec
@@ -26,7 +27,7 @@ class Rollout:
         prompts: token ids, shape (P, prompt length).
         responses: token ids, shape (P * G, T); after the end-of-turn token they mean nothing.
         mask: tokens up to the end-of-turn token, which counts, shape (P * G, T), bool.
-        log_probs: log mu of each token as it was sampled, shape (P * G, T); 0 where masked.
+        log_probs: log mu of each token as the sampler records it, shape (P * G, T); 0 where masked.
         scores: reward of each response, shape (P * G,).
     """
 
@@ -43,6 +44,24 @@ class Rollout:
         group = np.repeat(np.arange(len(self.prompts)), len(self.responses) // len(self.prompts))
         return compute_grpo_outcome_advantage(rewards, self.mask, group, norm_adv_by_std_in_grpo=normalise)[0]
 
+    @property
+    def groups_with_signal(self) -> float:
+        """Share of the prompts whose responses do not all have the same reward."""
+        groups = self.scores.view(len(self.prompts), -1)
+        return float((groups != groups[:, :1]).any(dim=1).float().mean())
+
+    def with_noise(self, scale: float, generator: torch.Generator) -> Rollout:
+        """The same responses with log-probs as an engine that is off by normal noise of this scale would record them.
+
+        Tokens are still sampled from the sampler's own weights; only what is written down of them differs, as between
+        two engines that round differently.
+        """
+        if not scale:
+            return self
+        noise = scale * torch.randn(self.log_probs.shape, generator=generator)
+        # A recorded log-prob is never above 0.
+        return replace(self, log_probs=(self.log_probs + noise).clamp(max=0.0).masked_fill(~self.mask, 0.0))
+
 
 def base_model(config: LabConfig) -> Path:
     """Folder of the warm-started model of a run, which is built if it is missing."""
@@ -55,20 +74,19 @@ def response_logits(model: PreTrainedModel, prompts: torch.Tensor, responses: to
     Each prompt is computed once and its keys and values are shared by its responses, which saves a quarter of the time.
     The right padding needs no attention mask: no token looks at a later one.
     """
-    first, cache = _prefill(model, prompts, len(responses) // len(prompts))
+    forward = forward_of(model)
+    first, cache = _prefill(forward, prompts, len(responses) // len(prompts))
     if responses.shape[1] == 1:
         return first
-    rest = model(input_ids=responses[:, :-1], past_key_values=cache, use_cache=True).logits
+    rest, _ = forward(responses[:, :-1], cache)
     return torch.cat([first, rest], dim=1)
 
 
-def _prefill(model: PreTrainedModel, prompts: torch.Tensor, group: int) -> tuple[torch.Tensor, DynamicCache]:
+def _prefill(forward: Forward, prompts: torch.Tensor, group: int) -> tuple[torch.Tensor, Cache]:
     """Logits of the first response token, shape (P * G, 1, vocabulary), and the cache for what follows."""
-    cache = DynamicCache()
-    first = model(input_ids=prompts, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-    if group > 1:
-        cache.batch_repeat_interleave(group)
-    return first.repeat_interleave(group, dim=0), cache
+    logits, cache = forward(prompts)
+    repeated = [(k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)) for k, v in cache]
+    return logits[:, -1:].repeat_interleave(group, dim=0), repeated
 
 
 @torch.no_grad()
@@ -81,7 +99,8 @@ def generate(
         Token ids, mask and log-probs as in :class:`Rollout`.
     """
     eos = model.config.eos_token_id
-    logits, cache = _prefill(model, prompts, group)
+    forward = forward_of(model)
+    logits, cache = _prefill(forward, prompts, group)
     active = torch.ones(len(logits), dtype=torch.bool)
     tokens, masks, log_probs = [], [], []
     for _ in range(max_tokens):
@@ -93,7 +112,7 @@ def generate(
         active = active & (token[:, 0] != eos)
         if not active.any() or len(tokens) == max_tokens:
             break
-        logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        logits, cache = forward(token, cache)
     return torch.cat(tokens, dim=1), torch.stack(masks, dim=1), torch.stack(log_probs, dim=1)
 
 
@@ -104,12 +123,22 @@ class Sampler:
         self._tokenizer = tokenizer
         self._task = task
         self._max_tokens = max_tokens
+        self._encoded: dict[int, torch.Tensor] = {}
+
+    def _prompts(self, problems: Sequence[Problem]) -> torch.Tensor:
+        """Token ids, shape (problems, prompt length); a problem is encoded once."""
+        new = [problem for problem in problems if problem.number not in self._encoded]
+        if new:
+            self._encoded |= {
+                one.number: ids for one, ids in zip(new, encode_prompts(self._tokenizer, new), strict=True)
+            }
+        return torch.stack([self._encoded[problem.number] for problem in problems])
 
     def __call__(
         self, model: PreTrainedModel, problems: Sequence[Problem], group: int, generator: torch.Generator
     ) -> Rollout:
         """Sample ``group`` responses to each problem, whose prompts have one length, and grade them."""
-        prompts = encode_prompts(self._tokenizer, problems)
+        prompts = self._prompts(problems)
         responses, mask, log_probs = generate(model, prompts, group, self._max_tokens, generator)
         ended = responses.masked_fill(~mask, self._tokenizer.eos_token_id)
         texts = self._tokenizer.batch_decode(ended, skip_special_tokens=True)
