@@ -7,6 +7,7 @@ import importlib.util
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.errors import ConfigError
+from sat_verl.routes import router_of
 
 _MEGATRON = "actor_rollout_ref.actor.megatron."
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
@@ -95,7 +96,8 @@ def check_model(cfg: DictConfig) -> None:
     from transformers import PretrainedConfig
 
     described, _ = PretrainedConfig.get_config_dict(str(cfg.actor_rollout_ref.model.path))
-    experts = described.get("num_experts")
+    router = router_of(described)
+    experts = router.experts if router else None
     problem = None
     if experts and not described.get("norm_topk_prob", False):
         problem = "its gates are not normalised over the chosen experts (norm_topk_prob), and mbridge would do it"
