@@ -1,11 +1,13 @@
 """verl's Megatron engine on the CPU: the numbers of FSDP2, however its ranks are split, with and without replay."""
 
+import functools
 import itertools
 
 import megatron_ranks
 import pytest
 import torch
 from megatron_ranks import CASES, LAYOUTS
+from omegaconf import OmegaConf
 
 from recipes import guards, megatron
 from recipes.compose import compose
@@ -15,6 +17,8 @@ from sat_verl.cpu.megatron.config import CpuMcoreEngineConfig
 from sat_verl.cpu.megatron.layers import causal_by_sequence, name_in_transformer_engine
 
 ENGINE = "actor_rollout_ref.actor.megatron."
+STRATEGY = "actor_rollout_ref.actor.strategy"
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 RUNS = [(layout, case) for layout, (_, _, _, cases) in LAYOUTS.items() for case in cases]
 every_run = pytest.mark.parametrize(("layout", "case"), RUNS)
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -157,70 +161,70 @@ def test_the_engines_config_keeps_its_dtype(dtype):
         CpuMcoreEngineConfig(dtype="float64")
 
 
-def checked(*words):
-    cfg = derive(compose(["run_dir=/tmp/x", "backend=cpu_megatron", *words]))
+@functools.cache  # a second each
+def composed(*presets):
+    return compose(["run_dir=/tmp/x", *presets])
+
+
+def checked(settings, *presets):
+    cfg = composed(*(presets or ["backend=cpu_megatron"])).copy()
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value)
+    derive(cfg)
     for check in (guards.support, megatron.check, guards.sizes):
         check(cfg)
     return cfg
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
-    {
-        "trainer_ranks": [ENGINE + "tensor_model_parallel_size=2"],
-        ENGINE + "tensor_model_parallel_size": [ENGINE + "tensor_model_parallel_size=0"],
-        ENGINE + "expert_model_parallel_size": [ENGINE + "expert_model_parallel_size=2"],
-        ENGINE + "context_parallel_size": [ENGINE + "context_parallel_size=2", "trainer_ranks=2"],
-        ENGINE + "vanilla_mbridge": [ENGINE + "vanilla_mbridge=false"],
-        ENGINE + "use_remove_padding": [ENGINE + "use_remove_padding=false"],
-        "algorithm": ["algorithm=ppo"],
-        "actor_rollout_ref.actor.strategy": ["backend=cpu", "actor_rollout_ref.actor.strategy=megatron"],
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": [
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"
-        ],
-    }.items(),
+    ("setting", "settings", "presets"),
+    [
+        ("trainer_ranks", {ENGINE + "tensor_model_parallel_size": 2}, []),
+        (ENGINE + "tensor_model_parallel_size", {ENGINE + "tensor_model_parallel_size": 0}, []),
+        (ENGINE + "expert_model_parallel_size", {ENGINE + "expert_model_parallel_size": 2}, []),
+        (ENGINE + "context_parallel_size", {ENGINE + "context_parallel_size": 2, "trainer_ranks": 2}, []),
+        (ENGINE + "vanilla_mbridge", {ENGINE + "vanilla_mbridge": False}, []),
+        (ENGINE + "use_remove_padding", {ENGINE + "use_remove_padding": False}, []),
+        (MICRO, {MICRO: 48}, []),
+        ("algorithm", {}, ["backend=cpu_megatron", "algorithm=ppo"]),
+        (STRATEGY, {STRATEGY: "megatron"}, ["backend=cpu"]),
+    ],
 )
-def test_what_cannot_work_is_refused(setting, words):
+def test_what_cannot_work_is_refused(setting, settings, presets):
     with pytest.raises(ConfigError) as caught:
-        checked(*words)
+        checked(settings, *presets)
     assert caught.value.setting == setting
     assert "\n" not in str(caught.value)
 
 
 def test_ranks_of_one_model_share_its_samples():
-    cfg = checked("trainer_ranks=2", ENGINE + "tensor_model_parallel_size=2")
-    assert cfg.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 16 * 8
-    assert checked("trainer_ranks=2").actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8 * 8
+    split = {ENGINE + "tensor_model_parallel_size": 2, "trainer_ranks": 2}
+    assert OmegaConf.select(checked(split), MICRO) == 16 * 8
+    assert OmegaConf.select(checked({"trainer_ranks": 2}), MICRO) == 8 * 8
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "words"),
+    ("part", "changes", "settings"),
     [
-        ("norm_topk_prob", {"norm_topk_prob": False}, []),
-        ("mlp_only_layers", {"mlp_only_layers": [0]}, []),
-        ("8 experts", {}, [ENGINE + "expert_model_parallel_size=3", "trainer_ranks=3"]),
-        ("2 key-value heads", {}, [ENGINE + "tensor_model_parallel_size=4", "trainer_ranks=4"]),
-        ("2 layers", {}, [ENGINE + "pipeline_model_parallel_size=3", "trainer_ranks=3"]),
+        ("norm_topk_prob", {"norm_topk_prob": False}, {}),
+        ("mlp_only_layers", {"mlp_only_layers": [0]}, {}),
+        ("8 experts", {}, {ENGINE + "expert_model_parallel_size": 3}),
+        ("2 key-value heads", {}, {ENGINE + "tensor_model_parallel_size": 4}),
+        ("2 layers", {}, {ENGINE + "pipeline_model_parallel_size": 3}),
+        (None, {}, {ENGINE + "expert_model_parallel_size": 4}),
     ],
 )
-def test_models_that_would_be_read_as_others_are_refused(tmp_path, part, changes, words):
+def test_models_that_would_be_read_as_others_are_refused(tmp_path, part, changes, settings):
     from transformers import Qwen3MoeConfig
 
     from recipes.models.architectures import ARCHITECTURES
 
     Qwen3MoeConfig(**{**ARCHITECTURES["tiny_moe"], **changes}).save_pretrained(tmp_path)
-    cfg = compose([f"model={tmp_path}", "backend=cpu_megatron", *words])
-    cfg.actor_rollout_ref.model.path = str(tmp_path)
+    cfg = composed("backend=cpu_megatron").copy()
+    for key, value in {**settings, "actor_rollout_ref.model.path": str(tmp_path)}.items():
+        OmegaConf.update(cfg, key, value)
+    if part is None:
+        megatron.check_model(cfg)
+        return
     with pytest.raises(ConfigError, match=part):
         megatron.check_model(cfg)
-
-
-def test_a_fitting_model_is_not_refused(tmp_path):
-    from transformers import Qwen3MoeConfig
-
-    from recipes.models.architectures import ARCHITECTURES
-
-    Qwen3MoeConfig(**ARCHITECTURES["tiny_moe"]).save_pretrained(tmp_path)
-    cfg = compose([f"model={tmp_path}", "backend=cpu_megatron", ENGINE + "expert_model_parallel_size=4"])
-    cfg.actor_rollout_ref.model.path = str(tmp_path)
-    megatron.check_model(cfg)
