@@ -94,38 +94,21 @@ def measure(run_dir: Path) -> dict[str, Any]:
     return found
 
 
+COLUMNS = ("50 %", "90 %", "99 %", "largest", "of all", "differing", "q", "intercepted", "update")
+
+
 def table(cells: dict[str, dict[str, Any]]) -> Table:
     """One row a measured tail: of a replaying run with and without replay, and of the run that does not."""
-    out = Table(
-        "backend, lag",
-        "steps",
-        "routes",
-        "50 %",
-        "90 %",
-        "99 %",
-        "largest",
-        "of all",
-        "differing",
-        "q",
-        "intercepted",
-        "update",
-    )
+    out = Table("backend, lag", "steps", "routes", *COLUMNS)
     for name, cell in cells.items():
         backend_lag, arm = name.rsplit("-", 1)
-        sat = [f"{cell['q']:.4f}", f"{cell['intercepted']:.2%}", f"{cell['update_s']:.2f} s"]
-        for label in ("tail", "same batch, native"):
-            if label in cell:
-                tail = [f"{value:.4f}" for value in cell[label].values()]
-                routes = label if label != "tail" else {"replay": "replayed", "native": "native, own run"}[arm]
-                differing = f"{cell['differing']:.2%}" if routes == "replayed" else ""
-                out.add_row(
-                    backend_lag,
-                    str(cell["steps"]),
-                    routes,
-                    *tail,
-                    differing,
-                    *(sat if label == "tail" else ["", "", ""]),
-                )
+        differing = f"{cell['differing']:.2%}" if arm == "replay" else ""
+        sat = [differing, f"{cell['q']:.4f}", f"{cell['intercepted']:.2%}", f"{cell['update_s']:.2f} s"]
+        rows = {"replayed" if arm == "replay" else "native, own run": (cell["tail"], sat)}
+        if arm == "replay":
+            rows["same batch, native"] = (cell["same batch, native"], [""] * len(sat))
+        for routes, (tail, rest) in rows.items():
+            out.add_row(backend_lag, str(cell["steps"]), routes, *(f"{value:.4f}" for value in tail.values()), *rest)
     return out
 
 
