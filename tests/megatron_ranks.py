@@ -283,6 +283,11 @@ def refusal_main(folder, samples, rank, world):
             call(worker, batch(samples["moe"], 0, 1, BY_2, True))
         except IncompleteRoutesError as error:
             out[name] = str(error)
+    others = [one | {"routed_experts": one["routed_experts"][:, [0, 0, 1]]} for one in samples["moe"]]
+    try:
+        step(worker, batch(others, 0, 1, BY_2, True))
+    except ValueError as error:
+        out["layers"] = str(error)
     torch.save(out, f"{folder}/refusal.pt")
 
 
