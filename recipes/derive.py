@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import clip, megatron, routing, schedule, values
+from recipes import clip, megatron, resume, routing, schedule, values
 
 
 def default_run_dir(cfg: DictConfig) -> Path:
@@ -36,6 +36,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
+    - ``actor.optim.lr_decay_steps`` (Megatron): of a learning rate that depends on the number of steps, that number.
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
     clip.derive(cfg)
@@ -54,6 +55,11 @@ def derive(cfg: DictConfig) -> DictConfig:
         _fill(cfg, "data.train_batch_size", window * actor.ppo_mini_batch_size)
         share = max(1, actor.ppo_mini_batch_size * cfg.responses_per_prompt // megatron.data_parallel(cfg))
         _fill(cfg, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share)
+        if megatron.chosen(cfg):
+            # Megatron wants a number above the warm-up even where nothing decays.
+            _fill(
+                cfg, "actor_rollout_ref.actor.optim.lr_decay_steps", 10**9 if resume.steady(actor.optim) else cfg.steps
+            )
         length = cfg.data.max_prompt_length + cfg.data.max_response_length
         _fill(cfg, "actor_rollout_ref.rollout.max_model_len", length)
         if cfg.benchmark is None:

@@ -12,12 +12,16 @@ from sat_verl.routes import router_of
 _MEGATRON = "actor_rollout_ref.actor.megatron."
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _FIXED_ON_CPU: dict[str, tuple[object, str]] = {
-    "vanilla_mbridge": (True, "Megatron-Bridge needs TransformerEngine"),
-    "use_remove_padding": (True, "padded batches are not bridged"),
-    "context_parallel_size": (1, "a split of sequences over ranks is not bridged"),
-    "use_distributed_optimizer": (True, "verl's engine loads no other"),
-    "override_transformer_config.persist_layer_norm": (False, "the kernel is Apex's"),
-    "override_transformer_config.moe_grouped_gemm": (False, "the kernel is TransformerEngine's"),
+    _MEGATRON + "vanilla_mbridge": (True, "Megatron-Bridge needs TransformerEngine"),
+    # The worker overwrites the engine's setting by the model's.
+    "actor_rollout_ref.model.use_remove_padding": (True, "padded batches are not bridged"),
+    _MEGATRON + "use_remove_padding": (True, "padded batches are not bridged"),
+    "actor_rollout_ref.model.use_fused_kernels": (False, "the kernels are Triton's"),
+    _MEGATRON + "context_parallel_size": (1, "a split of sequences over ranks is not bridged"),
+    _MEGATRON + "dynamic_context_parallel": (False, "a split of sequences over ranks is not bridged"),
+    _MEGATRON + "use_distributed_optimizer": (True, "verl's engine loads no other"),
+    _MEGATRON + "override_transformer_config.persist_layer_norm": (False, "the kernel is Apex's"),
+    _MEGATRON + "override_transformer_config.moe_grouped_gemm": (False, "the kernel is TransformerEngine's"),
 }
 """Settings that the bridge in :mod:`sat_verl.cpu.megatron` is made for, and why."""
 
@@ -80,9 +84,30 @@ def check(cfg: DictConfig) -> None:
         raise ConfigError("backend", cfg.choices.backend, f"{' and '.join(missing)} not installed", fix)
     if cfg.backend.name == "cpu":
         for name, (needed, problem) in _FIXED_ON_CPU.items():
-            value = OmegaConf.select(cfg, _MEGATRON + name)
+            value = OmegaConf.select(cfg, name)
             if value != needed:
-                raise ConfigError(_MEGATRON + name, value, f"on a CPU {problem}", f"set it to {str(needed).lower()}")
+                raise ConfigError(name, value, f"on a CPU {problem}", f"set it to {str(needed).lower()}")
+        name = "expert_tensor_parallel_size"
+        if (size := _size(cfg, name)) != (tensor := _size(cfg, "tensor_model_parallel_size")):
+            problem = "on a CPU the matrices of experts are split as all others"
+            raise ConfigError(_MEGATRON + name, size, problem, f"leave it out, or set it to {tensor}")
+    _interleaved(cfg)
+
+
+def _interleaved(cfg: DictConfig) -> None:
+    """Megatron's interleaved pipeline asks for stages, and verl for micro-batches that they divide."""
+    name = "virtual_pipeline_model_parallel_size"
+    if OmegaConf.select(cfg, _MEGATRON + name) is None:
+        return
+    parts, stages = _size(cfg, name), _size(cfg, "pipeline_model_parallel_size")
+    if stages < 2:
+        raise ConfigError(_MEGATRON + name, parts, "there is no pipeline to divide", "leave it out")
+    actor = cfg.actor_rollout_ref.actor
+    share = actor.ppo_mini_batch_size * cfg.responses_per_prompt // data_parallel(cfg)
+    if parts > 1 and not actor.use_dynamic_bsz and share // actor.ppo_micro_batch_size_per_gpu % stages:
+        problem = f"with {name}={parts} the {stages} stages must divide the number of micro-batches"
+        fix = f"set {max(1, share // stages)}, or leave {name} out"
+        raise ConfigError("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", share, problem, fix)
 
 
 def check_model(cfg: DictConfig) -> None:
@@ -106,11 +131,14 @@ def check_model(cfg: DictConfig) -> None:
     if problem:
         name = cfg.model.path if cfg.model.name == "hf" else cfg.model.name
         raise ConfigError("model", name, f"with Megatron: {problem}", "use an FSDP2 backend for it")
+    layers = described.get("num_hidden_layers")
+    layers_of_a_stage = layers and layers // _size(cfg, "pipeline_model_parallel_size")
     heads = described.get("num_key_value_heads") or described.get("num_attention_heads")
     for name, number, what in (
         ("expert_model_parallel_size", experts, "experts"),
         ("tensor_model_parallel_size", heads, "key-value heads"),
-        ("pipeline_model_parallel_size", described.get("num_hidden_layers"), "layers"),
+        ("pipeline_model_parallel_size", layers, "layers"),
+        ("virtual_pipeline_model_parallel_size", layers_of_a_stage, "layers of a stage"),
     ):
         if number and number % (size := _size(cfg, name)):
             problem = f"it does not divide the model's {number} {what}"

@@ -154,6 +154,12 @@ def check_same(cfg: DictConfig, *, prepared: bool = True) -> None:
             )  # fmt: skip
 
 
+def steady(optim: DictConfig) -> bool:
+    """Whether the learning rate, of verl's FSDP or Megatron optimizer, does not depend on the number of steps."""
+    style = optim.get("lr_scheduler_type") or optim.get("lr_decay_style")
+    return style == "constant" and (optim.lr_warmup_steps > 0 or not optim.lr_warmup_steps_ratio)
+
+
 def _check_steps(cfg: DictConfig, earlier: DictConfig) -> None:
     """More steps are the same run only where the learning rate does not depend on their number."""
     before, optim, done = earlier.steps, cfg.actor_rollout_ref.actor.optim, last_step(Path(cfg.run_dir))
@@ -161,8 +167,7 @@ def _check_steps(cfg: DictConfig, earlier: DictConfig) -> None:
         raise ConfigError("steps", cfg.steps, f"the run has {before}", f"leave it out, or set more than {before}")
     if cfg.steps <= done:
         raise ConfigError("steps", cfg.steps, f"the run is finished, {done} steps are done", "set more, to go further")
-    steady = optim.lr_scheduler_type == "constant" and (optim.lr_warmup_steps > 0 or not optim.lr_warmup_steps_ratio)
-    if cfg.steps != before and not steady:
+    if cfg.steps != before and not steady(optim):
         raise ConfigError(
             "steps", cfg.steps, f"the run has {before}, and its learning-rate schedule depends on their number",
             "leave it out, or start a new run",

@@ -239,13 +239,14 @@ def resumed(folder, samples, kind, replay, saved):
     adam, out = {"lr": 1e-2, "weight_decay": 0.0}, {}
 
     def one_step(worker):
-        step(worker, batch(samples[kind], 0, 1, BY_2, replay))
+        out["metrics"] = step(worker, batch(samples[kind], 0, 1, BY_2, replay))
         return weights(worker)
 
     first, second = (build_worker(f"{folder}/{kind}", replay, optimizer=adam) for _ in range(2))
     for worker in (first, second):
         worker.set_loss_fn(ranks.loss_function("sat_grpo", "batch"))
     out["saved"] = one_step(first)
+    first_metrics = out["metrics"]
     first.save_checkpoint(f"{folder}/{saved}", None, 1, None)
     out["expected"] = one_step(first)
     one_step(second)
@@ -253,7 +254,7 @@ def resumed(folder, samples, kind, replay, saved):
     second.load_checkpoint(f"{folder}/{saved}", None, False)
     out["loaded"] = weights(second)
     out["resumed"] = one_step(second)
-    return out
+    return out | {"metrics": first_metrics}
 
 
 def checkpoint_main(folder, samples, rank, world):
@@ -282,6 +283,11 @@ def refusal_main(folder, samples, rank, world):
             call(worker, batch(samples["moe"], 0, 1, BY_2, True))
         except IncompleteRoutesError as error:
             out[name] = str(error)
+    others = [one | {"routed_experts": one["routed_experts"][:, [0, 0, 1]]} for one in samples["moe"]]
+    try:
+        step(worker, batch(others, 0, 1, BY_2, True))
+    except ValueError as error:
+        out["layers"] = str(error)
     torch.save(out, f"{folder}/refusal.pt")
 
 

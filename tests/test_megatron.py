@@ -9,7 +9,7 @@ import torch
 from megatron_ranks import CASES, LAYOUTS
 from omegaconf import OmegaConf
 
-from recipes import guards, megatron
+from recipes import guards, megatron, resume
 from recipes.compose import compose
 from recipes.derive import derive
 from recipes.errors import ConfigError
@@ -19,6 +19,8 @@ from sat_verl.cpu.megatron.layers import causal_by_sequence, name_in_transformer
 ENGINE = "actor_rollout_ref.actor.megatron."
 STRATEGY = "actor_rollout_ref.actor.strategy"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+VIRTUAL = ENGINE + "virtual_pipeline_model_parallel_size"
+OPTIM = "actor_rollout_ref.actor.optim."
 RUNS = [(layout, case) for layout, (_, _, _, cases) in LAYOUTS.items() for case in cases]
 every_run = pytest.mark.parametrize(("layout", "case"), RUNS)
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -110,12 +112,15 @@ class TestSteps:
             assert torch.equal(saved["loaded"][name], value), name
             assert torch.equal(saved["exported"][name], value), name
             assert torch.equal(saved["resumed"][name], saved["expected"][name]), name
+        # Also by the first of two engines that replay in one process.
+        assert ("actor/routing/differing" in saved["metrics"]) == (kind == "moe")
         assert any(not torch.equal(saved["saved"][name], value) for name, value in saved["expected"].items())
         assert set(saved["exported"]) == set(saved["saved"])
 
     def test_incomplete_routes_can_be_refused(self):
-        refusal = megatron_ranks.results()["refusal"]
-        assert set(refusal) == {"update", "recompute"}
+        refusal = dict(megatron_ranks.results()["refusal"])
+        assert set(refusal) == {"update", "recompute", "layers"}
+        assert "routes of 3 layers" in refusal.pop("layers")
         for text in refusal.values():
             assert "3 tokens of a batch have no complete route" in text
 
@@ -185,6 +190,21 @@ def checked(settings, *presets):
         (ENGINE + "context_parallel_size", {ENGINE + "context_parallel_size": 2, "trainer_ranks": 2}, []),
         (ENGINE + "vanilla_mbridge", {ENGINE + "vanilla_mbridge": False}, []),
         (ENGINE + "use_remove_padding", {ENGINE + "use_remove_padding": False}, []),
+        # What the worker reads.
+        ("actor_rollout_ref.model.use_remove_padding", {"actor_rollout_ref.model.use_remove_padding": False}, []),
+        ("actor_rollout_ref.model.use_fused_kernels", {"actor_rollout_ref.model.use_fused_kernels": True}, []),
+        (
+            ENGINE + "expert_tensor_parallel_size",
+            {
+                ENGINE + "expert_tensor_parallel_size": 1,
+                ENGINE + "tensor_model_parallel_size": 2,
+                ENGINE + "expert_model_parallel_size": 2,
+                "trainer_ranks": 2,
+            },
+            [],
+        ),
+        (VIRTUAL, {VIRTUAL: 2}, []),
+        (MICRO, {VIRTUAL: 2, ENGINE + "pipeline_model_parallel_size": 2, "trainer_ranks": 2}, []),
         (MICRO, {MICRO: 48}, []),
         ("algorithm", {}, ["backend=cpu_megatron", "algorithm=ppo"]),
         (STRATEGY, {STRATEGY: "megatron"}, ["backend=cpu"]),
@@ -195,6 +215,39 @@ def test_what_cannot_work_is_refused(setting, settings, presets):
         checked(settings, *presets)
     assert caught.value.setting == setting
     assert "\n" not in str(caught.value)
+
+
+def test_an_interleaved_pipeline_is_accepted():
+    checked({VIRTUAL: 2, ENGINE + "pipeline_model_parallel_size": 2, "trainer_ranks": 2, MICRO: 64})
+
+
+@pytest.mark.parametrize(
+    ("settings", "decay"),
+    [
+        ({}, 10**9),
+        ({"lr_warmup_steps": -1}, 10**9),
+        ({"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.1}, 40),
+        ({"lr_decay_style": "cosine"}, 40),
+        ({"lr_decay_style": "cosine", "lr_decay_steps": 30}, 30),
+    ],
+)
+def test_the_learning_rate_ends_with_the_run(settings, decay):
+    """verl takes the warm-up as a share of the decay steps, and decays over them."""
+    cfg = checked({OPTIM + name: value for name, value in settings.items()})
+    assert OmegaConf.select(cfg, OPTIM + "lr_decay_steps") == decay
+
+
+@pytest.mark.parametrize(("style", "may"), [("constant", True), ("cosine", False)])
+def test_a_run_can_be_resumed_and_made_longer(style, may):
+    cfg = composed("backend=cpu_megatron").copy()
+    OmegaConf.update(cfg, OPTIM + "lr_decay_style", style)
+    earlier, cfg.steps = cfg.copy(), 2 * cfg.steps
+    resume._check_steps(earlier, earlier)
+    if may:
+        resume._check_steps(cfg, earlier)
+    else:
+        with pytest.raises(ConfigError, match="learning-rate schedule"):
+            resume._check_steps(cfg, earlier)
 
 
 def test_ranks_of_one_model_share_its_samples():
@@ -211,6 +264,7 @@ def test_ranks_of_one_model_share_its_samples():
         ("8 experts", {}, {ENGINE + "expert_model_parallel_size": 3}),
         ("2 key-value heads", {}, {ENGINE + "tensor_model_parallel_size": 4}),
         ("2 layers", {}, {ENGINE + "pipeline_model_parallel_size": 3}),
+        ("1 layers of a stage", {}, {ENGINE + "pipeline_model_parallel_size": 2, VIRTUAL: 2}),
         (None, {}, {ENGINE + "expert_model_parallel_size": 4}),
     ],
 )

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from sat_verl.routes import ROUTES, IncompleteRoutesError
 from sat_verl.routing.replay import Routes
 
-__all__ = ["have_response", "micro_batch_routes"]
+__all__ = ["have_response", "micro_batch_routes", "no_routes"]
 
 
 def micro_batch_routes(micro_batch: TensorDict, packed: bool, packed_padding: int = 0) -> Routes:
@@ -37,10 +37,7 @@ def micro_batch_routes(micro_batch: TensorDict, packed: bool, packed_padding: in
         ValueError: more rows than tokens in a sample.
     """
     if micro_batch.get(ROUTES, None) is None:
-        raise IncompleteRoutesError(
-            f"router_replay.mode=R3, but the batch has no {ROUTES}: set rollout.enable_rollout_routing_replay=true "
-            "with an engine that returns them, or router_replay.mode=disabled"
-        )
+        raise no_routes()
     lengths = micro_batch["input_ids"].offsets().diff().tolist()
     samples = list(micro_batch[ROUTES].unbind())
     counts = have_response(micro_batch)
@@ -54,6 +51,14 @@ def micro_batch_routes(micro_batch: TensorDict, packed: bool, packed_padding: in
         wanted.append(torch.arange(total, device=rows.device) < (length - 1 if count else 0))
     tail = packed_padding if packed else 0
     return Routes(pad(torch.cat(experts), (0, 0, 0, 0, 0, tail)), pad(torch.cat(wanted), (0, tail)))
+
+
+def no_routes() -> IncompleteRoutesError:
+    """The error of a batch that should be replayed and has no routes."""
+    return IncompleteRoutesError(
+        f"router_replay.mode=R3, but the batch has no {ROUTES}: set rollout.enable_rollout_routing_replay=true "
+        "with an engine that returns them, or router_replay.mode=disabled"
+    )
 
 
 def have_response(micro_batch: TensorDict) -> list[bool]:

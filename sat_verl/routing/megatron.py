@@ -18,11 +18,15 @@ from verl.utils.device import get_device_id
 from verl.workers.engine import BaseEngine
 
 from sat_verl.routes import ROUTES
-from sat_verl.routing.batch import have_response, micro_batch_routes
+from sat_verl.routing.batch import have_response, no_routes
 from sat_verl.routing.engine import FLAG, metrics_of, refuse_incomplete
 from sat_verl.routing.replay import complete_rows, same_sets
 
 __all__ = ["MegatronRoutingReplay"]
+
+
+ROWS_AT_ONCE = 4096
+"""Tokens whose routes are looked at together: of 48 layers and 8 experts, 13 MB in int64, and its sort and copy."""
 
 
 class MegatronRoutingReplay:
@@ -36,6 +40,7 @@ class MegatronRoutingReplay:
         self.engine = engine
         self.fail = getattr(engine.engine_config.router_replay, "incomplete", "native") == "fail"
         self.counting = False
+        self._replayers: list[Any] = []
         self._routed: list[torch.Tensor] = []
         self._tokens: list[torch.Tensor] = []
         self._initialize: Callable[[], None] = engine.initialize
@@ -50,7 +55,8 @@ class MegatronRoutingReplay:
 
         self._initialize()
         experts = self.engine.tf_config.num_moe_experts
-        for _, router in iter_model_routers(unwrap_model(self.engine.module)):
+        self._replayers = [router for _, router in iter_model_routers(unwrap_model(self.engine.module))]
+        for router in self._replayers:
             _Watch(self, router, experts)
 
     def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
@@ -64,6 +70,7 @@ class MegatronRoutingReplay:
         incomplete = self._incomplete(data)
         if self.fail:
             refuse_incomplete(int(incomplete))
+        self._register()
         if forward_only:
             return self._forward_backward(data, loss_function, forward_only=True)
         self._tokens.append(torch.stack([incomplete, incomplete.new_tensor(sum(have_response(data)))]))
@@ -73,15 +80,49 @@ class MegatronRoutingReplay:
         finally:
             self.counting = False
 
+    def _register(self) -> None:
+        """Put this engine's routers into verl's list, which is the process's: it switches replay on for what is there.
+
+        Another engine that replays empties the list when it is made, and this one would route natively without a word.
+        """
+        from verl.utils.megatron.router_replay_patch import RouterReplay
+
+        RouterReplay.router_instances[:] = self._replayers
+
+    @torch.no_grad()
     def _incomplete(self, data: TensorDict) -> torch.Tensor:
-        """Number of tokens that should be replayed and have no complete route in at least one layer, shape ``()``."""
+        """Number of tokens that should be replayed and have no complete route in at least one layer, shape ``()``.
+
+        Of this rank's whole share of the step, so in parts, and where the model is: all of it in int64 would take
+        gigabytes of every rank's host, and a core for tens of seconds.
+
+        Raises:
+            IncompleteRoutesError: no routes.
+            ValueError: routes of another number of layers or experts per token than the model's.
+        """
         from verl.utils.megatron.router_replay_utils import is_moe_layer
 
-        routes = micro_batch_routes(data.select("input_ids", "response_mask", ROUTES, strict=False), packed=True)
-        config, experts = self.engine.tf_config, routes.experts
-        if experts.shape[1] == config.num_layers:
-            experts = experts[:, [layer for layer in range(config.num_layers) if is_moe_layer(config, layer)]]
-        return (routes.wanted & ~complete_rows(experts, config.num_moe_experts).all(dim=-1)).sum()
+        if data.get(ROUTES, None) is None:
+            raise no_routes()
+        config, device = self.engine.tf_config, get_device_id()
+        moe = [layer for layer in range(config.num_layers) if is_moe_layer(config, layer)]
+        incomplete = torch.zeros((), dtype=torch.int64, device=device)
+        for rows, length, counts in zip(
+            data[ROUTES].unbind(), data["input_ids"].offsets().diff().tolist(), have_response(data), strict=True
+        ):
+            if rows.shape[1] not in (config.num_layers, len(moe)) or rows.shape[2] != config.moe_router_topk:
+                raise ValueError(
+                    f"routes of {rows.shape[1]} layers and {rows.shape[2]} experts per token, but the model has "
+                    f"{config.num_layers} layers, {len(moe)} routers and {config.moe_router_topk} experts per token: "
+                    "is the rollout engine serving the same model?"
+                )
+            if not counts:
+                continue
+            columns = moe if rows.shape[1] == config.num_layers else list(range(len(moe)))
+            incomplete += length - 1  # a row that is not there is none
+            for part in rows[: length - 1].split(ROWS_AT_ONCE):
+                incomplete -= complete_rows(part.to(device)[:, columns], config.num_moe_experts).all(dim=-1).sum()
+        return incomplete
 
     def count(self, wanted: torch.Tensor, replayed: torch.Tensor, native: torch.Tensor, experts: torch.Tensor) -> None:
         """Of one router's forward.
