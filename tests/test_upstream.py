@@ -222,7 +222,7 @@ def test_verl_still_logs_with_flush():
     assert "flush=True" in inspect.getsource(PPOTrainerSeparateAsync._setup), "the log-level workaround can go"
 
 
-MODULES = ["trainer", "sampler", "rollout", "worker", "batch_record", "step_guard"]
+MODULES = ["trainer", "rollout", "worker"]
 
 
 def test_every_module_can_be_the_first_one_imported():
@@ -234,6 +234,7 @@ def test_every_module_can_be_the_first_one_imported():
         f"""
         import importlib, os, sys
         import hydra, ray, tensordict, torch, transformers, vllm
+        sys.modules["megatron"] = None  # another second for each
         assert not {{"verl", "sat_verl"}} & set(sys.modules)
         failed = []
         for name in {MODULES}:
