@@ -13,6 +13,7 @@ Made for megatron-core 0.16.1, mbridge 0.15.1 and verl 0.9.1 without Transformer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,7 +60,8 @@ PATCHES = (
 )
 
 
+@functools.cache
 def apply() -> None:
-    """Apply every patch; mbridge is imported."""
+    """Apply every patch, once; mbridge is imported."""
     for patch in PATCHES:
         patch.apply()
