@@ -27,7 +27,7 @@ class Finding:
 
 def signed(value: float) -> str:
     """``+0.031``, with a real minus sign."""
-    return f"{value:+.3f}".replace("-", "−")
+    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "−")  # + 0.0: no negative zero
 
 
 def p_text(p: float | None) -> str:
@@ -46,7 +46,7 @@ def interval(found: Difference | None) -> str:
     if found is None:
         return "–"
     if found.low is None or found.high is None:
-        return f"{signed(found.mean)} (one seed, no interval)"
+        return f"{signed(found.mean)} (no interval)"
     return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
 
 
@@ -60,16 +60,22 @@ def joined(items: Iterable[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
-def _where(test: Test) -> str:
-    return f"{test.block.task} at lag {test.lag}"
+def _where(test: Test, tests: Sequence[Test]) -> str:
+    return f"{_task(test, tests)} at lag {test.lag}"
+
+
+def _task(test: Test, tests: Sequence[Test]) -> str:
+    """The task, with the learning rate where these tests have several."""
+    rates = {other.block.lr for other in tests if other.block.task == test.block.task}
+    return test.block.task if len(rates) == 1 else str(test.block)
 
 
 def _each(tests: Sequence[Test], verdict: str) -> str:
     chosen = [test for test in tests if test.verdict == verdict]
-    return "; ".join(f"{_where(test)} {interval(test.found)}, {p_words(test.adjusted)}" for test in chosen)
+    return "; ".join(f"{_where(test, tests)} {interval(test.found)}, {p_words(test.adjusted)}" for test in chosen)
 
 
-def _left_open(tests: Sequence[Test], one: str) -> str:
+def _left_open(tests: Sequence[Test]) -> str:
     """The largest difference either way that an interval still holds."""
     known = [test for test in tests if test.answered and test.found and test.found.high is not None]
     if not known:
@@ -81,8 +87,8 @@ def _left_open(tests: Sequence[Test], one: str) -> str:
     assert top.found.high is not None
     assert low.found.low is not None
     return (
-        f"The intervals leave open differences of {one} from {signed(low.found.low)} ({_where(low)}) "
-        f"to {signed(top.found.high)} ({_where(top)})."
+        f"The intervals leave open differences from {signed(low.found.low)} ({_where(low, tests)}) "
+        f"to {signed(top.found.high)} ({_where(top, tests)})."
     )
 
 
@@ -123,7 +129,7 @@ def _finding(study: Study, family: Family, base: str, rest: Sequence[Test]) -> F
     text, tone = _HEADLINES[said]
     sentences = [
         *_verdicts(tests),
-        _left_open(tests, f"{first} from {second}"),
+        _left_open(tests),
         *_elsewhere(study, family, base, said, rest),
     ]
     return Finding(title, text.format(first=first, second=second), tone, [one for one in sentences if one])
@@ -151,7 +157,7 @@ def _interim(tests: Sequence[Test]) -> list[str]:
     some = [test for test in tests if not test.answered and test.found]
     if not some:
         return []
-    texts = [f"{_where(test)} {interval(test.found)} (n = {test.found.n})" for test in some if test.found]
+    texts = [f"{_where(test, tests)} {interval(test.found)} (n = {test.found.n})" for test in some if test.found]
     return [f"So far, uncorrected and no verdict: {'; '.join(texts)}."]
 
 
@@ -163,13 +169,13 @@ def _elsewhere(study: Study, family: Family, base: str, said: Claim, rest: Seque
         if (test.first[0], test.second[0]) in sides and test.lag > 0 and test.block not in primary_blocks(study)
     ]  # fmt: skip
     if not others:
-        return [] if said == "no advantage" else ["At another learning rate it was not run: the claim is of this one."]
+        return [] if said == "no advantage" else ["It was not run at another learning rate."]
     above = {test.block.task for test in others if test.found and (test.found.low or 0) > 0}
     below = {test.block.task for test in others if test.found and (test.found.high or 0) < 0}
     tasks = {test.block.task for test in family.of(base)}
-    rates = joined(dict.fromkeys(str(test.block) for test in others))
+    rates = ", ".join(dict.fromkeys(f"{test.block.task} {test.block.lr:g}" for test in others))
     count = sum(bool(test.found and ((test.found.low or 0) > 0 or (test.found.high or 0) < 0)) for test in others)
-    text = f"At the other rate ({rates}; uncorrected): {count} of {counted(len(others), 'interval')} exclude 0"
+    text = f"At other learning rates ({rates}; uncorrected): {count} of {counted(len(others), 'interval')} exclude 0"
     if said in ("beats", "is beaten"):
         holds = (above, below) if said == "beats" else (below, above)
         text += (
@@ -189,7 +195,7 @@ def lag_hurts(study: Study, family: Family) -> Finding:
     if not all(test.answered for test in tests):
         return Finding(title, _not_answered(tests, study), "open", _interim(tests))
     texts = [
-        f"{label(test.base)}, {test.block.task}: {interval(test.found)} from lag 0 to {test.lag}, "
+        f"{label(test.base)}, {_task(test, tests)}: {interval(test.found)} from lag 0 to {test.lag}, "
         f"{p_words(test.adjusted)}"
         for test in tests
     ]
@@ -205,7 +211,7 @@ def _trend(values: Sequence[float]) -> str:
 
 def turns_itself_off(study: Study, blocks: Sequence[Block]) -> Finding | None:
     """H4: SAT's mean effective radius and intercepted share over the lags; described, not tested. None without SAT."""
-    sentences, agreeing = [], []
+    sentences, agreeing, whole = [], [], True
     for block in blocks:
         for arm in [arm for arm in study.arms(block) if arm in ("sat_grpo", "sat_gspo")]:
             lags = [lag for lag in study.lags(block) if lag > 0 and study.values(block, arm, lag, "eps_eff_high")]
@@ -217,12 +223,17 @@ def turns_itself_off(study: Study, blocks: Sequence[Block]) -> Finding | None:
                 trends.append(_trend(means))
                 parts.append(f"{name} {trends[-1]} ({means[0]:.3g} to {means[-1]:.3g})")
             agreeing.append(trends == ["rises", "falls"])
-            sentences.append(f"{label(arm)}, {block.task}, lags {lags[0]} to {lags[-1]}: {joined(parts)}.")
+            seeds = [len(study.values(block, arm, lag)) for lag in lags]
+            whole &= all(n == len(due_seeds(study, block, arm, lag)) for n, lag in zip(seeds, lags, strict=True))
+            n = f"{seeds[0]}" if len(set(seeds)) == 1 else f"{min(seeds)} to {max(seeds)}"
+            where = f"{label(arm)}, {block.task} at rate {block.lr:g}, lags {lags[0]} to {lags[-1]} (n = {n})"
+            sentences.append(f"{where}: {joined(parts)}.")
     if not sentences:
         return None
     title = "Does SAT turn itself off as lag grows? (described, not tested)"
-    headline = f"Radius up and interceptions down, lag by lag, in {sum(agreeing)} of {counted(len(agreeing), 'case')}"
-    return Finding(title, headline, "yes" if all(agreeing) else "open", sentences)
+    count = f"in {sum(agreeing)} of {counted(len(agreeing), 'case')}"
+    headline = f"{'' if whole else 'So far: '}Radius up and interceptions down, lag by lag, {count}"
+    return Finding(title, headline, "yes" if whole and all(agreeing) else "open", sentences)
 
 
 def findings(study: Study, families: dict[Name, Family], rest: Sequence[Test]) -> list[Finding]:

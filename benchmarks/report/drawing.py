@@ -9,10 +9,12 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 SIZE = (3.7, 2.55)
 """Inches: a plot is legible at the width of a telephone."""
@@ -25,7 +27,7 @@ _VARIABLES = {_FG: "--fg", _MUTED: "--muted", _LINE: "--line", _CARD: "--card"} 
 }
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "os^DvPX*"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "sweep", "font.size": 9, "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"], "axes.edgecolor": _MUTED, "axes.labelcolor": _FG, "axes.titlecolor": _FG,
     "text.color": _FG, "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.labelcolor": _FG, "ytick.labelcolor": _FG,
@@ -98,7 +100,7 @@ def _svg(figure: Figure, description: str) -> str:
     return re.sub(r"<svg [^>]*>", lambda _: f"{head}>", text, count=1).strip()
 
 
-def _axes(size: tuple[float, float] = SIZE, left: float = 0.62) -> tuple[Figure, Axes]:
+def _axes(size: tuple[float, float] = SIZE, left: float = 0.72) -> tuple[Figure, Axes]:
     """One plot; margins in inches, fixed: matplotlib's own layout takes five times as long."""
     width, height = size
     figure = Figure(figsize=size)
@@ -135,13 +137,19 @@ def lines(
             axes.set_xlim(-0.25, len(ticks) - 0.75)
         if log:
             axes.set_yscale("log")
+            axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
         axes.set(xlabel=x_name, ylabel=y_name, title=title)
         names = ", ".join(curve.name for curve in curves)
         return _svg(figure, f"{title}: {y_name} by {x_name}; {names}. The tables hold the numbers")
 
 
-def forest(bars: Sequence[Bar], *, title: str, x_name: str, matters: float) -> str:
-    """Differences with intervals, one a row, the zone of no consequence shaded; faint ones are interim."""
+def forest(bars: Sequence[Bar], *, title: str, x_name: str, matters: float, span: Sequence[float]) -> str:
+    """Differences with intervals, one a row, the zone of no consequence shaded; faint ones are interim.
+
+    The axis covers that zone and all of ``span``: plots that stand together share it.
+    """
     with rc_context(_STYLE):
         longest = max((len(bar.name) for bar in bars), default=0)
         figure, axes = _axes((SIZE[0], 0.9 + 0.25 * len(bars)), left=0.2 + 0.075 * longest)
@@ -155,6 +163,8 @@ def forest(bars: Sequence[Bar], *, title: str, x_name: str, matters: float) -> s
             axes.plot([bar.mean], [row], _MARKERS[bar.look.marker], color=colour, markerfacecolor=face, markersize=6)
         axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
         axes.set_ylim(len(bars) - 0.5, -0.5)
+        low, high = min(-matters, *span), max(matters, *span)
+        axes.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         axes.grid(axis="y", visible=False)
         axes.set(xlabel=x_name, title=title)
         rows = "; ".join(f"{bar.name} {bar.mean:+.3f}" for bar in bars)

@@ -44,19 +44,19 @@ def looks(group: Group) -> dict[str, Look]:
         if group.name != "other arms" or arm == "grpo":
             found[arm] = SAT if arm.startswith("sat_") else MATCHED if arm.endswith(SUFFIX) else BASE
         else:
-            found[arm] = Look(1 + others % 7, others // 7 + others % 3, others % 8)
+            found[arm] = Look(3 + others % 5, others % 4, 3 + others % 5)
             others += 1
     return found
 
 
 def _curve(arm: str, look: Look, points: Sequence[tuple[float, Sequence[float]]]) -> Curve | None:
     """Means with bands of (x, values over seeds)."""
-    known = [(x, found) for x, values in points if (found := estimate(values)) is not None]
+    known = [(x, one) for x, values in points if (one := estimate(values)) is not None]
     if not known:
         return None
-    xs, found = zip(*known, strict=True)
-    return Curve(label(arm), look, xs, [one.mean for one in found], [one.low for one in found],
-                 [one.high for one in found])  # fmt: skip
+    means = [one for _, one in known]
+    return Curve(label(arm), look, [x for x, _ in known], [one.mean for one in means], [one.low for one in means],
+                 [one.high for one in means])  # fmt: skip
 
 
 def _legends(study: Study) -> list[Legend]:
@@ -177,14 +177,15 @@ def _bar(test: Test, many: bool) -> Bar | None:
 
 def differences(study: Study, family: Family) -> Plates | None:
     """The differences of a family with their intervals; None while there is none."""
-    plots = []
     blocks = {test.block for test in family.tests}
     many = len(blocks) > len({block.task for block in blocks})
-    for base in family.bases:
-        bars = [bar for test in family.of(base) if (bar := _bar(test, many)) is not None]
+    rows = {base: [bar for test in family.of(base) if (bar := _bar(test, many)) is not None] for base in family.bases}
+    ends = [end for bars in rows.values() for bar in bars for end in (bar.low, bar.mean, bar.high) if end is not None]
+    plots = []
+    for base, bars in rows.items():
         if bars:
             title = label(base) if family.name == "H3" else label(f"sat_{base}")
-            plots.append(forest(bars, title=title, x_name="difference of the final score", matters=MATTERS))
+            plots.append(forest(bars, title=title, x_name="difference of the final score", matters=MATTERS, span=ends))
     name: Name = family.name
     caption = (
         "Mean difference over common seeds and its uncorrected 95 % interval. Shaded: differences that do not matter "

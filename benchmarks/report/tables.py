@@ -231,11 +231,11 @@ def missing(study: Study) -> Table:
 def collapsed(study: Study) -> Table:
     """Cells that collapsed."""
     found = [
-        ((*_named(cell.place), f"{step:g}, then final {score(cell.metrics['final'])}"), cell.seed)
+        ((*_named(cell.place), f"from step {step:g}"), cell.seed)
         for cell in study.cells
         if (step := cell.metrics.get("collapse_step")) is not None
     ]
-    return Table(f"collapsed-{study.number}", "Collapsed cells", [*_MARK_HEAD, "from step"], _gathered(found), 2)
+    return Table(f"collapsed-{study.number}", "Collapsed cells", [*_MARK_HEAD, "collapsed"], _gathered(found), 2)
 
 
 def silent(study: Study) -> Table:
