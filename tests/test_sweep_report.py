@@ -234,8 +234,9 @@ def test_another_rate_is_beside_the_claim(tmp_path):
     (part,) = page.parts([study])
     assert part.findings[0].headline.startswith("Yes")
     assert part.findings[0].sentences[-1].endswith("the claim does not hold there.")
-    rest = {test.block.lr for test in part.rest if test.second[0] == "grpo_matched"}
-    assert rest == {5e-4}  # the family's own are not repeated
+    rest = [test for test in part.rest if test.second[0] == "grpo_matched"]
+    assert {test.block.lr for test in rest} == {5e-4}  # the family's own are not repeated
+    assert {(test.found.n, test.missing) for test in rest} == {(5, 0)}
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -320,6 +321,17 @@ def test_the_page_names_commands_and_what_was_not_run(written):
     assert "Qwen3-30B-A3B-Base" in html
     assert "34.79" in html
     assert "var(--s0)" in html  # lines follow the page's colours
+
+
+def test_a_run_on_gpus_has_columns_instead_of_not_run(tmp_path):
+    cells = whole(lambda p: 0.0, ("grpo",), tasks=("chain",), lags=(1, 8), seeds=range(2))
+    cells = [one.model_copy(update={"metrics": one.metrics | {"samples_per_s": 7.0}}) for one in cells]
+    study = study_of(tmp_path, cells, engine="verl", overrides=["backend=cuda"])
+    content = page.context([study], ["redraw"])
+    assert content["gpu"] == "GPU cells: 4 of 4 done, 0 not run."
+    assert not any("on GPUs" in name for table in content["paper_tables"] for name in table.head)
+    titles = [plates.title for plates in content["parts"][0].plates()]
+    assert "Throughput against score" in titles
 
 
 def test_nothing_yet_is_a_page_too(tmp_path):

@@ -175,6 +175,8 @@ def _elsewhere(study: Study, family: Family, base: str, said: Claim, rest: Seque
     tasks = {test.block.task for test in family.of(base)}
     rates = ", ".join(dict.fromkeys(f"{test.block.task} {test.block.lr:g}" for test in others))
     count = sum(bool(test.found and ((test.found.low or 0) > 0 or (test.found.high or 0) < 0)) for test in others)
+    if any(test.missing for test in others):
+        return [f"At other learning rates ({rates}) seeds are missing yet."]
     text = f"At other learning rates ({rates}; uncorrected): {count} of {counted(len(others), 'interval')} exclude 0"
     if said in ("beats", "is beaten"):
         holds = (above, below) if said == "beats" else (below, above)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,7 +48,23 @@ def tables(studies: Sequence[Study]) -> list[Table]:
     columns = _columns(studies)
     several = len({study.number for study, _ in columns}) > 1
     names = [_title(*column, several) for column in columns]
-    return [_scores(columns, names), _d_bars(columns, names), _gains(columns, names)]
+    return [
+        _without_gpu(_scores(columns, names), studies),
+        _without_gpu(_d_bars(columns, names), studies),
+        _gains(columns, names),
+    ]
+
+
+GPU_COLUMN = "the paper's setting on GPUs, here"
+
+
+def _without_gpu(table: Table, studies: Sequence[Study]) -> Table:
+    """The table without its "not run" column where a study did run on GPUs: it has columns of its own."""
+    if not any(study.gpu and len(study.done) for study in studies):
+        return table
+    at = table.head.index(GPU_COLUMN)
+    return replace(table, head=table.head[:at] + table.head[at + 1 :],
+                   rows=[row[:at] + row[at + 1 :] for row in table.rows])  # fmt: skip
 
 
 def _ours(columns: Sequence[tuple[Study, Block]], arm: str, metric: str) -> list[Shown]:
@@ -78,7 +95,7 @@ def _scores(columns: Sequence[tuple[Study, Block]], names: Sequence[str]) -> Tab
         collapses = "collapses" if arm.paper.collapses_lag8 else ""
         rows.append([Shown(arm.label), Shown(f"{one:.2f}"), Shown(f"{eight:.2f}", collapses), NOT_RUN,
                      *_ours(columns, arm.name, "final")])  # fmt: skip
-    head = ["method", "paper, AIME24 %, lag 1", "paper, lag 8", "the paper's setting on GPUs, here", *_heads(names)]
+    head = ["method", "paper, AIME24 %, lag 1", "paper, lag 8", GPU_COLUMN, *_heads(names)]
     return Table("paper-scores", "Scores", head, rows,
                  note="The paper's: one seed, best checkpoint. Ours: mean over seeds of the final score.")  # fmt: skip
 
@@ -89,7 +106,7 @@ def _d_bars(columns: Sequence[tuple[Study, Block]], names: Sequence[str]) -> Tab
         _, (one, eight) = _paper_numbers(arm)
         rows.append([Shown(arm.label), Shown(f"{one:.4f}"), Shown(f"{eight:.4f}"), NOT_RUN,
                      *_ours(columns, arm.name, "d_bar_end")])  # fmt: skip
-    head = ["method", "paper, lag 1", "paper, lag 8", "the paper's setting on GPUs, here", *_heads(names)]
+    head = ["method", "paper, lag 1", "paper, lag 8", GPU_COLUMN, *_heads(names)]
     return Table("paper-dbar", "d-bar", head, rows,
                  note="The paper's over the last epoch; ours over the last tenth of the steps.")  # fmt: skip
 

@@ -119,11 +119,12 @@ def due_seeds(study: Study, block: Block, arm: str, lag: int) -> set[int]:
 
 
 def compare(
-    study: Study, block: Block, base: str, first: tuple[str, int], second: tuple[str, int], *, closed: bool
-) -> Test:
-    """One test, not yet corrected; in the protocol's setting its ten seeds are due, else those asked for."""
+    study: Study, block: Block, base: str, first: tuple[str, int], second: tuple[str, int], *, closed: bool,
+    due: set[int] | None = None,
+) -> Test:  # fmt: skip
+    """One test, not yet corrected; ``due`` are the seeds it needs, by default those of :func:`due_seeds`."""
     sides = (first, second)
-    due = {seed for side in sides for seed in due_seeds(study, block, *side)}
+    due = {seed for side in sides for seed in due_seeds(study, block, *side)} if due is None else due
     states = {
         seed: [study.status.get(Place(block.task, arm, block.lr, lag, seed), "pending") for arm, lag in sides]
         for seed in due
@@ -183,7 +184,8 @@ def further(study: Study, tested: Iterable[Family]) -> list[Test]:
                 for lag in study.lags(block):
                     sides = ((arm, lag), (other or "", lag))
                     if other in arms and (block, *sides) not in inside:
-                        test = compare(study, block, base or arm, *sides, closed=True)
+                        due = set.intersection(*(set(study.asked.get((block, *side), [])) for side in sides))
+                        test = compare(study, block, base or arm, *sides, closed=True, due=due)
                         found += [test] if test.found else []
     return found
 

@@ -99,15 +99,17 @@ _TEST_HEAD = ["comparison", "task", "lag", "n", "difference [95 %]", "p", "p (Ho
 _TONES = {"better": "yes", "worse": "no", "not answered": "muted"}
 
 
-def _side(side: tuple[str, int], lag: int) -> str:
-    return label(side[0]) + ("" if side[1] == lag else f", lag {side[1]}")
+def _sides(test: Test) -> str:
+    """What is subtracted from what; with the lags where they differ."""
+    same = test.first[1] == test.second[1]
+    return " − ".join(label(arm) + ("" if same else f", lag {lag}") for arm, lag in (test.first, test.second))
 
 
 def _test_row(test: Test, corrected: bool) -> list[Shown]:
     found = test.found
     due = (found.n if found else 0) + test.missing + test.failed
     count = f"{found.n if found else 0}/{due}" + (f" ({test.failed} failed)" if test.failed else "")
-    names = [f"{_side(test.first, test.lag)} − {_side(test.second, test.lag)}", test.block.task, str(test.lag)]
+    names = [_sides(test), test.block.task, str(test.lag)]
     if found is None:
         numbers = ["–"] * 5
     else:
