@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scipy.stats import t as student_t
 
-from benchmarks.lab import Result
+if TYPE_CHECKING:  # the laboratory takes seconds to import
+    from benchmarks.lab import Result
 
 FINAL_EVALUATIONS = 3
 """The final success is the mean of this many last evaluations."""
