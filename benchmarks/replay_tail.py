@@ -14,7 +14,7 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -66,10 +66,7 @@ def collect(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def measure(run_dir: Path) -> dict[str, Any]:
-    """Means over the steps from the first update on; the largest log-ratio is that of all of them.
-
-    ``update_s`` is the median time of an update, without what the comparison took.
-    """
+    """Means over the steps from the first update on; ``over all`` is the largest log-ratio of all of them."""
     rows = [row for row in read_rows(run_dir / METRICS_FILE) if row["step"] > 1]
     found: dict[str, Any] = {"steps": len(rows)}
     for prefix, name in ((TAIL, "tail"), (NATIVE, "same batch, native")):
@@ -87,14 +84,13 @@ def measure(run_dir: Path) -> dict[str, Any]:
         "eps_eff_high": "actor/sat/eps_eff_high",
     }
     found |= {name: fmean(row[key] for row in rows) for name, key in means.items() if key in rows[0]}
-    compare = "actor/routing/compare_seconds"
-    found["update_s"] = median(row["timing_s/update_actor"] - row.get(compare, 0.0) for row in rows)
     found["lag"] = json.loads((run_dir / LAG_FILE).read_text())["realised"]
-    found["command"] = json.loads((run_dir / "provenance.json").read_text())["command"]
+    facts = json.loads((run_dir / "provenance.json").read_text())
+    found |= {"command": facts["command"], "git": facts["git"]}
     return found
 
 
-COLUMNS = ("50 %", "90 %", "99 %", "largest", "of all", "differing", "q", "intercepted", "update")
+COLUMNS = ("50 %", "90 %", "99 %", "largest", "of all", "differing", "q", "intercepted")
 
 
 def table(cells: dict[str, dict[str, Any]]) -> Table:
@@ -103,7 +99,7 @@ def table(cells: dict[str, dict[str, Any]]) -> Table:
     for name, cell in cells.items():
         backend_lag, arm = name.rsplit("-", 1)
         differing = f"{cell['differing']:.2%}" if arm == "replay" else ""
-        sat = [differing, f"{cell['q']:.4f}", f"{cell['intercepted']:.2%}", f"{cell['update_s']:.2f} s"]
+        sat = [differing, f"{cell['q']:.4f}", f"{cell['intercepted']:.2%}"]
         rows = {"replayed" if arm == "replay" else "native, own run": (cell["tail"], sat)}
         if arm == "replay":
             rows["same batch, native"] = (cell["same batch, native"], [""] * len(sat))
