@@ -13,6 +13,7 @@ from sat_verl.routes import Router
 
 FSDP = "actor_rollout_ref.actor.fsdp_config.router_replay"
 MEGATRON = "actor_rollout_ref.actor.megatron.router_replay"
+VEOMNI = "actor_rollout_ref.actor.veomni.router_replay"
 MOE = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8, "model_type": "qwen3_moe"}
 
 
@@ -69,18 +70,24 @@ def test_what_is_set_by_hand_must_agree():
 
 
 def test_another_engines_mode_is_its_own():
-    strategy = "actor_rollout_ref.actor.strategy=megatron"
-    cfg = checked("model=tiny_moe", "routing_replay=r3", strategy)
-    assert OmegaConf.select(cfg, MEGATRON) == {"_target_": routing.VERL_TARGET, "mode": "R3"}
+    cfg = checked("model=tiny_moe", "routing_replay=r3", "actor_rollout_ref.actor.strategy=veomni")
+    assert OmegaConf.select(cfg, VEOMNI) == {"_target_": routing.VERL_TARGET, "mode": "R3"}
     assert OmegaConf.select(cfg, FSDP) is None
     moe = ("model=tiny_moe", "routing_replay=r3")
     assert "torchtitan" in refused("routing_replay", *moe, "actor_rollout_ref.actor.strategy=torchtitan")
 
 
+def test_megatrons_replay_is_watched():
+    options = ["routing_replay=r3", "routing_replay.compare=true", "routing_replay.incomplete=fail"]
+    found = OmegaConf.select(checked("backend=cpu_megatron", "model=tiny_moe", *options), MEGATRON)
+    assert found._target_ == "sat_verl.routing.config.RouterReplayConfig"
+    assert (found.mode, found.compare, found.incomplete) == ("R3", True, "fail")
+
+
 @pytest.mark.parametrize("option", ["compare=true", "incomplete=fail"])
 def test_options_that_verls_own_engines_lack_are_refused(option):
     name = "routing_replay." + option.partition("=")[0]
-    moe = ("model=tiny_moe", "routing_replay=r3", "actor_rollout_ref.actor.strategy=megatron")
+    moe = ("model=tiny_moe", "routing_replay=r3", "actor_rollout_ref.actor.strategy=veomni")
     assert "does not have it" in refused(name, *moe, f"routing_replay.{option}")
 
 
