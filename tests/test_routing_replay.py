@@ -566,7 +566,7 @@ def test_fsdp2_counts_what_it_does_not_replay():
     assert numbers["actor/routing/native"] == pytest.approx(missing / tokens)
     assert numbers["actor/routing/last_tokens"] == sum(bool(s["response_mask"].any()) for s in samples)
     assert 0.5 < numbers["actor/routing/differing"] < 1
-    assert "of a micro-batch have no complete route" in results[1]["error", "incomplete"]
+    assert "tokens of a batch have no complete route" in results[1]["error", "incomplete"]
     assert "enable_rollout_routing_replay" in results[1]["error", "absent"]
 
 

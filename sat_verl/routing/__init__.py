@@ -9,6 +9,7 @@ restricted to that set, so that gradients still reach the router.
 - :mod:`~sat_verl.routing.replay`: the context in which a model's forward uses given experts. Knows nothing of verl.
 - :mod:`~sat_verl.routing.batch`: from verl's ``routed_experts`` to the rows that a router sees, packed or padded.
 - :mod:`~sat_verl.routing.engine`: verl's FSDP2 engine with replay.
+- :mod:`~sat_verl.routing.megatron`: verl's Megatron engine, which replays by itself: counts, and incomplete routes.
 - :mod:`~sat_verl.routing.config`: the options.
 
 **What is replayed.** With the rollout's log-probs as denominator (bypass mode) old log-probs are not recomputed, so the
