@@ -115,7 +115,11 @@ def main(arguments: list[str]) -> int:
     from recipes import provenance
 
     sizes = {"responses": RESPONSES, "tokens": TOKENS, "repeats": REPEATS - WARM_UP}
-    report = {"results": results, **sizes, "provenance": provenance.collect()}
+    report = {
+        "results": results,
+        **sizes,
+        "provenance": provenance.collect(["python", "-m", "benchmarks.replay_cost", *arguments]),
+    }
     if "out" in options:
         Path(options["out"]).write_text(json.dumps(report, indent=2) + "\n")
     for backend, row in results.items():

@@ -86,7 +86,8 @@ def measure(run_dir: Path) -> dict[str, Any]:
     found |= {name: fmean(row[key] for row in rows) for name, key in means.items() if key in rows[0]}
     found["lag"] = json.loads((run_dir / LAG_FILE).read_text())["realised"]
     facts = json.loads((run_dir / "provenance.json").read_text())
-    found |= {"command": facts["command"], "git": facts["git"]}
+    command = [word for word in facts["command"] if not word.startswith("run_dir=")]
+    found |= {"command": command, "git": facts["git"]}
     return found
 
 
@@ -154,7 +155,11 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}\n{USAGE}", file=sys.stderr)
         return 2
     found = collect(out)
-    report = {"overrides": overrides, "cells": found, "provenance": provenance.collect()}
+    report = {
+        "overrides": overrides,
+        "cells": found,
+        "provenance": provenance.collect(["python", "-m", "benchmarks.replay_tail", *arguments]),
+    }
     (out / "replay_tail.json").write_text(json.dumps(report, indent=2) + "\n")
     plot(found, out / "replay_tail.png")
     Console(width=160 if not sys.stdout.isatty() else None).print(table(found))
