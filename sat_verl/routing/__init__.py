@@ -25,7 +25,6 @@ A response that was resumed under newer weights keeps for each token the route o
 These routes are complete, but not exact: before the engine sampled the later tokens it had computed the earlier ones
 anew, by the newer weights' routes. The trainer counts such responses as mixed.
 
-**Cost.** One more softmax over the experts and a comparison of two sets per token and layer: about 4 % of the CPU time
-of a forward and backward of a tiny MoE (measured: 92 against 88 ms for 2,048 tokens, 8 experts; 625 against 604 ms for
-1,024 tokens, 32 experts). ``compare=true`` adds a forward of the batch.
+**Cost.** One more softmax over the experts and a comparison of two sets per token and layer: up to 4 % of the CPU time of an
+optimizer step of a tiny MoE (``python -m benchmarks.replay_cost``). ``compare=true`` adds a forward of the batch.
 """
