@@ -25,6 +25,6 @@ A response that was resumed under newer weights keeps for each token the route o
 These routes are complete, but not exact: before the engine sampled the later tokens it had computed the earlier ones
 anew, by the newer weights' routes. The trainer counts such responses as mixed.
 
-**Cost.** One more softmax over the experts and a comparison of two sets per token and layer: up to 4 % of the CPU time of
-an optimizer step of a tiny MoE (``python -m benchmarks.replay_cost``). ``compare=true`` adds a forward of the batch.
+**Cost.** One more softmax over the experts and a comparison of two sets per token and layer: up to 4 % of the CPU time
+of an optimizer step of a tiny MoE (``python -m benchmarks.replay_cost``). ``compare=true`` adds a forward of the batch.
 """
