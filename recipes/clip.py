@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipes import schedule
 from recipes.errors import ConfigError
+from recipes.values import is_number
 
 NO_DUAL_CLIP = 1.0e9
 """verl has no switch for the dual clip; a bound that no ratio reaches is none."""
@@ -46,7 +44,7 @@ def _radii(cfg: DictConfig) -> None:
     loss = OmegaConf.select(cfg, _ACTOR + "policy_loss.loss_mode")
     by_hand = {str(one).lstrip("+").partition("=")[0] for one in cfg.get("overrides") or ()}
     for name, value in given.items():
-        if not _positive(value):
+        if not (is_number(value) and value > 0):
             raise ConfigError(name, value, "it must be a positive number, or null", f"set {name}=0.2, say")
         if loss in NO_RADII_LOSSES:
             raise ConfigError(name, value, f"{loss} does not clip, and reads no radii", "leave it out")
@@ -61,7 +59,7 @@ def _radii(cfg: DictConfig) -> None:
 def _dual_clip(cfg: DictConfig) -> None:
     value, loss = cfg.dual_clip, OmegaConf.select(cfg, _ACTOR + "policy_loss.loss_mode")
     key = _ACTOR + "clip_ratio_c"
-    if value is not None and not (_positive(value) and value > 1):
+    if value is not None and not (is_number(value) and value > 1):
         good = "a dual clip must be a number above 1, or null"
         raise ConfigError("dual_clip", value, good, "set dual_clip=3, or null for none")
     if value is not None and loss not in DUAL_CLIP_LOSSES:
@@ -73,7 +71,3 @@ def _dual_clip(cfg: DictConfig) -> None:
             OmegaConf.update(cfg, key, RATIO_CAPS[loss])
         return
     schedule.follow(cfg, key, NO_DUAL_CLIP if value is None else value, "dual_clip")
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

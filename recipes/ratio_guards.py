@@ -6,13 +6,13 @@ All of these train without an error and give curves that look right. Each check 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes import routing
 from recipes.errors import ConfigError
+from recipes.values import is_number
 
 RATIO_FREE_LOSSES = ("gpg",)
 """verl's only loss that reads no old log-probs; every other bounds, weights or penalises the ratio to them."""
@@ -148,7 +148,7 @@ def sampling(cfg: DictConfig) -> None:
     verl's engines divide the trainer's logits by the same setting.
     """
     temperature = OmegaConf.select(cfg, _ROLLOUT + "temperature")
-    if not _number(temperature) or temperature < LOWEST_TEMPERATURE:
+    if not is_number(temperature) or temperature < LOWEST_TEMPERATURE:
         raise ConfigError(
             _ROLLOUT + "temperature",
             temperature,
@@ -185,10 +185,6 @@ def _logprobs_mode(cfg: DictConfig, temperature: float) -> None:
         return
     what = f"log-probs before the temperature {temperature}" if mode == "raw_logprobs" else "logits, not log-probs"
     raise ConfigError(key, mode, f"the engine would record {what}", f"set {key}=processed_logprobs")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def sequence_radii(cfg: DictConfig) -> None:

@@ -78,7 +78,8 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a setting is a finite number (true and false are none)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -134,7 +135,7 @@ def switches(cfg: DictConfig) -> None:
 def radii(cfg: DictConfig) -> None:
     for name in ("clip_ratio_low", "clip_ratio_high"):
         _require(
-            cfg, _ACTOR + name, lambda v: _number(v) and v > 0, "it must be a positive number", "set it to 0.2, say"
+            cfg, _ACTOR + name, lambda v: is_number(v) and v > 0, "it must be a positive number", "set it to 0.2, say"
         )
     low = cfg.actor_rollout_ref.actor.clip_ratio_low
     # CISPO clips a weight, which it may leave without a lower bound.
@@ -155,7 +156,7 @@ def positive(cfg: DictConfig) -> None:
         fix = f"set {_ACTOR}optim.clip_grad instead"
         raise ConfigError(_ACTOR + "grad_clip", unused, "verl's engines do not read it", fix)
     for key in _POSITIVE:
-        _require(cfg, key, lambda v: _number(v) and v > 0, "it must be a positive number", f"set {key}=1, say")
+        _require(cfg, key, lambda v: is_number(v) and v > 0, "it must be a positive number", f"set {key}=1, say")
     good = ("stop", "skip")
     problem = f"it must be {' or '.join(good)}"
     _require(cfg, "sat_verl.on_nonfinite", lambda v: v in good, problem, "set sat_verl.on_nonfinite=stop")
