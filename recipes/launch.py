@@ -147,8 +147,8 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         # verl registers its FSDP engine for cuda and npu; the class itself asks the platform for its device.
         "VERL_ENGINE_DEVICE": "cuda",
         ENGINE_ENV: engine,
-        # megatron-core compiles small functions at their first call, which takes half a minute.
-        **({"TORCHDYNAMO_DISABLE": "1"} if engine == "megatron" else {}),
+        # vLLM's sampler and megatron-core compile small functions at their first call: 10 and 30 seconds.
+        "TORCHDYNAMO_DISABLE": "1",
         "TMPDIR": str(runtime_dir),
         paths.SOCKET_DIR_ENV: str(sockets),
         paths.SHM_DIR_ENV: str(weights),

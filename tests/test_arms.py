@@ -91,6 +91,7 @@ def test_a_matched_control_is_its_base_at_other_radii():
 @pytest.mark.slow
 def test_the_critic_of_the_ppo_arm_takes_a_step_on_the_cpu(tmp_path):
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])
     script = Path(__file__).with_name("critic_step.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

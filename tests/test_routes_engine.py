@@ -67,7 +67,7 @@ def assert_routes(model, tokens, routes, first=0):
     own, theirs = top.indices.sort(-1).values[first:last], torch.from_numpy(routes).long().sort(-1).values[first:]
     wrong = ((own != theirs).any(-1) & clear[first:last]).nonzero().tolist()
     assert wrong == [], f"places and layers from {first} of {last}"
-    assert clear.float().mean() > 0.99
+    assert clear.float().mean() > 0.95
 
 
 def assert_all(model, responses, count):

@@ -1,0 +1,233 @@
+"""One process imports the stack, and the processes of a CPU run are forked from it.
+
+A run has a dozen Python processes, and each would import torch, verl, Ray and vLLM for 5 to 15 seconds of CPU time: on
+two cores that is most of the start. Ray starts its workers with the command ``py_executable`` of the runtime
+environment, and ``multiprocessing`` (vLLM's engine) with its executable: both get :func:`command`, a small program
+(:mod:`sat_verl.cpu.fork_client`) that asks for a fork and stands for it. On accelerators nothing is forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from sat_verl.cpu import fork_client
+
+MODULES = (
+    "verl.trainer.ppo.v1",
+    "sat_verl.trainer",
+    "sat_verl.worker",
+    "sat_verl.rollout",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.executor.multiproc_executor",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+)
+"""What the processes of a run import, but for models and tokenizers."""
+
+PROGRAM, SOCKET = "python", "fork"
+FIRST_JOB = "01000000"
+
+
+@dataclass
+class Request:
+    """What a process shall run: ``arguments`` are those of ``python``; ``fds`` maps its descriptors to ours."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    fds: dict[int, int]
+
+
+@dataclass
+class _Child:
+    connection: socket.socket
+    pid: int
+    pidfd: int
+
+
+@dataclass
+class Server:
+    """Forks a process for every request on ``listener``, and ends its child when the client is gone."""
+
+    listener: socket.socket
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    children: list[_Child] = field(default_factory=list)
+
+    def serve(self) -> Request:
+        """Serve until the process is killed; returns only in a forked process, with what it shall run."""
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.listener:
+                    if (request := self._accept()) is not None:
+                        return request
+                else:
+                    self._end(key.data)
+
+    def _accept(self) -> Request | None:
+        connection, _ = self.listener.accept()
+        try:
+            request = _receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        if (pid := os.fork()) == 0:
+            self._forget(connection)
+            return request
+        for descriptor in request.fds.values():
+            os.close(descriptor)
+        child = _Child(connection, pid, os.pidfd_open(pid))
+        self.children.append(child)
+        for source in (connection, child.pidfd):
+            self.selector.register(source, selectors.EVENT_READ, child)
+        with contextlib.suppress(OSError):
+            connection.sendall(pid.to_bytes(4, "big"))
+        return None
+
+    def _end(self, child: _Child) -> None:
+        """The child has ended, or its client has."""
+        if child not in self.children:
+            return
+        ended, status = os.waitpid(child.pid, os.WNOHANG)
+        if not ended:
+            os.kill(child.pid, 9)
+            _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(OSError):
+            child.connection.sendall(status.to_bytes(4, "big"))
+        self.children.remove(child)
+        for source in (child.connection, child.pidfd):
+            self.selector.unregister(source)
+        child.connection.close()
+        os.close(child.pidfd)
+
+    def _forget(self, connection: socket.socket) -> None:
+        """In a fork: the server's descriptors are not its own."""
+        self.selector.close()
+        self.listener.close()
+        connection.close()
+        for child in self.children:
+            child.connection.close()
+            os.close(child.pidfd)
+
+
+def _receive(connection: socket.socket) -> Request:
+    head, fds, _, _ = socket.recv_fds(connection, 4, 250)
+    length, body = int.from_bytes(head, "big"), b""
+    while len(body) < length:
+        if not (part := connection.recv(length - len(body))):
+            raise OSError("the client is gone")
+        body += part
+    asked = json.loads(body)
+    return Request(asked["arguments"], asked["environment"], asked["folder"], dict(zip(asked["fds"], fds, strict=True)))
+
+
+def start(folder: Path) -> Path:
+    """Start the server of this process's Ray cluster-to-be; returns the program that stands in for ``python``.
+
+    Args:
+        folder: for a socket and that program; only its owner may enter it.
+    """
+    program = folder / PROGRAM
+    words = [sys.executable, "-IS", fork_client.__file__, str(folder / SOCKET), sys.executable]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / SOCKET))
+    listener.listen(64)
+    # Ray's library takes these from the environment when it is loaded, and refuses to be a worker without them. The job
+    # is the first of a new cluster; what a worker watches and does not outlive is its raylet, here this process.
+    environment = os.environ | {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
+    words = [sys.executable, "-m", __name__, str(listener.fileno()), str(program)]
+    subprocess.Popen(words, env=environment, pass_fds=[listener.fileno()])
+    listener.close()
+    return program
+
+
+def preload(modules: Iterable[str] = MODULES) -> None:
+    """Import them; what cannot be imported is left to the process that needs it, and its error."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or the first collection in every fork would copy all of it
+
+
+def become(request: Request, program: Path) -> None:
+    """Run a request in this forked process, as ``python`` would; its children are forked from the server too."""
+    _take_descriptors(request.fds)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    _refresh()
+    import multiprocessing
+
+    multiprocessing.set_executable(str(program))
+    arguments = list(request.arguments)
+    while arguments[0] in fork_client.FLAGS:
+        arguments.pop(0)
+    what, *rest = arguments
+    if what == "-m":
+        sys.argv = rest
+        sys.path[0] = request.folder
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if what == "-c":
+        code, sys.argv, sys.path[0] = compile(rest[0], "<string>", "exec"), ["-c", *rest[1:]], ""
+    else:
+        code, sys.argv, sys.path[0] = (
+            compile(Path(what).read_bytes(), what, "exec"),
+            [what, *rest],
+            str(Path(what).parent),
+        )
+        main.__file__ = what
+    exec(code, main.__dict__)
+
+
+def _take_descriptors(fds: dict[int, int]) -> None:
+    import fcntl
+
+    clear = max(fds, default=2) + 1  # above all numbers that are asked for
+    moved = {}
+    for number, received in fds.items():
+        moved[number] = fcntl.fcntl(received, fcntl.F_DUPFD, clear)
+        os.close(received)
+    for number, descriptor in moved.items():
+        os.dup2(descriptor, number, inheritable=True)
+        os.close(descriptor)
+
+
+def _refresh() -> None:
+    """What a fresh interpreter would have read from the environment, or drawn."""
+    import numpy as np
+    import torch
+
+    from ray._raylet import Config
+
+    Config.initialize("")  # whether Ray's servers want a token: read when it was imported, before there was one
+    np.random.seed()
+    if threads := os.environ.get("OMP_NUM_THREADS", "").strip():
+        torch.set_num_threads(int(threads))
+
+
+def main(listener: int, program: str) -> None:
+    preload()
+    become(Server(socket.socket(fileno=listener)).serve(), Path(program))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
