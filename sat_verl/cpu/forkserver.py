@@ -64,19 +64,23 @@ class Server:
     """Forks a process for every request on ``listener``, and ends its child when the client is gone."""
 
     listener: socket.socket
+    starter: int
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     children: list[_Child] = field(default_factory=list)
 
     def serve(self) -> Request:
-        """Serve until the process is killed; returns only in a forked process, with what it shall run."""
+        """Serve as long as the starter lives; returns only in a forked process, with what it shall run."""
         self.selector.register(self.listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in self.selector.select():
+        while os.getppid() == self.starter:
+            for key, _ in self.selector.select(timeout=5.0):
                 if key.fileobj is self.listener:
                     if (request := self._accept()) is not None:
                         return request
                 else:
                     self._end(key.data)
+        for child in list(self.children):
+            self._end(child)
+        sys.exit()
 
     def _accept(self) -> Request | None:
         connection, _ = self.listener.accept()
@@ -135,11 +139,12 @@ def _receive(connection: socket.socket) -> Request:
     return Request(asked["arguments"], asked["environment"], asked["folder"], dict(zip(asked["fds"], fds, strict=True)))
 
 
-def start(folder: Path) -> Path:
+def start(folder: Path, modules: Iterable[str] = MODULES) -> Path:
     """Start the server of this process's Ray cluster-to-be; returns the program that stands in for ``python``.
 
     Args:
         folder: for a socket and that program; only its owner may enter it.
+        modules: that it imports.
     """
     program = folder / PROGRAM
     words = [sys.executable, "-IS", fork_client.__file__, str(folder / SOCKET), sys.executable]
@@ -151,17 +156,21 @@ def start(folder: Path) -> Path:
     # Ray's library takes these from the environment when it is loaded, and refuses to be a worker without them. The job
     # is the first of a new cluster; what a worker watches and does not outlive is its raylet, here this process.
     environment = os.environ | {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
-    words = [sys.executable, "-m", __name__, str(listener.fileno()), str(program)]
+    words = [sys.executable, "-m", __name__, str(listener.fileno()), str(os.getpid()), str(program), *modules]
     subprocess.Popen(words, env=environment, pass_fds=[listener.fileno()])
     listener.close()
     return program
 
 
-def preload(modules: Iterable[str] = MODULES) -> None:
+def preload(modules: Iterable[str]) -> None:
     """Import them; what cannot be imported is left to the process that needs it, and its error."""
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.getproctitle()  # it finds the title's place only as long as the environment is as it was
     gc.collect()
     gc.freeze()  # or the first collection in every fork would copy all of it
 
@@ -215,7 +224,6 @@ def _refresh() -> None:
     """What a fresh interpreter would have read from the environment, or drawn."""
     import numpy as np
     import torch
-
     from ray._raylet import Config
 
     Config.initialize("")  # whether Ray's servers want a token: read when it was imported, before there was one
@@ -224,10 +232,10 @@ def _refresh() -> None:
         torch.set_num_threads(int(threads))
 
 
-def main(listener: int, program: str) -> None:
-    preload()
-    become(Server(socket.socket(fileno=listener)).serve(), Path(program))
+def main(listener: int, starter: int, program: str, *modules: str) -> None:
+    preload(modules)
+    become(Server(socket.socket(fileno=listener), starter).serve(), Path(program))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
