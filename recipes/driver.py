@@ -24,11 +24,10 @@ def load(run_dir: Path, runtime_dir: Path) -> DictConfig:
     assert isinstance(config, DictConfig)
     init = config.ray_kwargs.ray_init
     if init.get("address") == "local":
-        init._temp_dir = str(runtime_dir / "r")
-        if cpu.enabled():
-            forked = {"py_executable": str(forkserver.start(runtime_dir))}
-            with open_dict(init):
-                init.runtime_env = forked | dict(init.get("runtime_env") or {})
+        with open_dict(init):
+            init._temp_dir = str(runtime_dir / "r")
+        if cpu.enabled() and init.runtime_env.py_executable is None:
+            init.runtime_env.py_executable = str(forkserver.start(runtime_dir))
     return config
 
 
