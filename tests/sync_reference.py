@@ -1,6 +1,6 @@
 """verl's own synchronous trainer on a recipe's config: what lag=0 must reproduce.
 
-``python -m tests.sync_reference RUN_DIR RUNTIME_DIR``, as recipes.driver is started. Everything is verl's: trainer,
+``python sync_reference.py RUN_DIR RUNTIME_DIR``, as recipes.driver is started. Everything is verl's: trainer,
 replay buffer, colocated engines, weight transfer. Only prompts and requests have the names and seeds that ours have, or
 the two would sample different responses.
 """

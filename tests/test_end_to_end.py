@@ -64,7 +64,8 @@ def test_lag_zero_reproduces_verls_synchronous_trainer(tmp_path, monkeypatch):
     reference.mkdir()
     (reference / "config.yaml").write_text((ours / "config.yaml").read_text().replace(str(ours), str(reference)))
     cfg = OmegaConf.load(reference / "config.yaml")
-    with launch.training_process(cfg, reference, program=("-m", "tests.sync_reference")) as process:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with launch.training_process(cfg, reference, program=[str(ROOT / "tests/sync_reference.py")]) as process:
         assert process.wait() == 0, (reference / "train.log").read_text()[-3000:]
 
     found, expected = ([row["data"] for row in rows(tmp_path, name)] for name in ("ours.jsonl", "reference.jsonl"))
