@@ -30,6 +30,7 @@ NAMES = {
     "gate": ("actor/sat/gate_rate", "actor/sat/gate_rate"),
     "intercepted": ("actor/sat/intercepted", "actor/sat/intercepted"),
     "q": ("actor/sat/q", "actor/sat/q"),
+    "cap": ("actor/sat/cap", "actor/sat/cap"),
     "eps_eff_low": ("actor/sat/eps_eff_low", "actor/sat/eps_eff_low"),
     "eps_eff_high": ("actor/sat/eps_eff_high", "actor/sat/eps_eff_high"),
 }
@@ -113,7 +114,7 @@ def measure(found: Mapping[str, Sequence[float | None]], evaluations: Rows) -> d
 
     ``initial``, ``final`` (mean of the last three evaluations), ``peak``, ``peak_step``, ``auc``, ``drop`` (peak minus
     final), ``collapse_step``. Means over the steps: ``d_bar``, ``kl``, ``k3_kl``, ``ess``, ``clip``, ``dual_clip``,
-    ``gate``, ``intercepted``, ``q``, ``eps_eff_low``, ``eps_eff_high``, ``age``. ``d_bar_max`` and ``d_bar_spikes``,
+    ``gate``, ``intercepted``, ``q``, ``cap``, ``eps_eff_low``, ``eps_eff_high``, ``age``. ``d_bar_max`` and ``d_bar_spikes``,
     steps above .03; ``ess_min``; ``entropy_end`` and ``d_bar_end``, over the last tenth of the steps;
     ``grad_norm_median``, ``grad_norm_max``, ``grad_norm_spikes``; ``groups_with_signal``; ``lost_values``, numbers of
     the series that were not finite.
@@ -131,8 +132,8 @@ def measure(found: Mapping[str, Sequence[float | None]], evaluations: Rows) -> d
 
     d_bar, norms = values.get("d_bar", []), values.get("grad_norm", [])
     means = (
-        "age", "d_bar", "kl", "k3_kl", "ess", "clip", "dual_clip", "gate", "intercepted", "q", "eps_eff_low",
-        "eps_eff_high", "groups_with_signal", "response_tokens",
+        "age", "d_bar", "kl", "k3_kl", "ess", "clip", "dual_clip", "gate", "intercepted", "q", "cap",
+        "eps_eff_low", "eps_eff_high", "groups_with_signal", "response_tokens",
     )  # fmt: skip
     return {
         "initial": scores[0],
