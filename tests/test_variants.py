@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import threading
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import ranks
 import reference
@@ -19,6 +21,7 @@ from test_lab import cache, small  # noqa: F401  fixtures
 from test_metrics_by_lag import with_lags
 from test_policy_loss import AGG_MODES, BASE, actor_config, random_batch, run, same_bits
 from test_quantile_scope import NAMES, accumulate
+from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from benchmarks import lab
@@ -34,6 +37,8 @@ from sat_verl.config import SATPolicyLossConfig
 from sat_verl.drift import ppo_loss_with_drift
 from sat_verl.fresh import NO_AGE, ROUNDING, KeptReference, ReferenceMemory
 from sat_verl.lag import LagSchedule
+from sat_verl.step_guard import StepGuard
+from sat_verl.trainer import SATAsyncTrainer
 from sat_verl.trust_region import negative_cap, trust_region
 
 properties = settings(deadline=None, max_examples=25, derandomize=True)
@@ -199,6 +204,17 @@ def test_masked_tokens_may_hold_anything(method, sat):
         assert same_bits(loss, results[0][0])
         assert same_bits(gradient, results[0][1])
         assert metrics == results[0][2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_before_the_metrics_waits_for_the_device(method, monkeypatch):
+    # On the meta device there are no values, so any wait for them raises.
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0.1] * tensor.numel())
+    ages, kept = torch.ones(4, dtype=torch.long, device="meta"), KeptReference(0, 0.1, 1)
+    for options in ({**FRESH, "negative_cap": True}, {"reference": 0.1, "negative_cap": True}):
+        with fresh.one_fresh_micro_batch(kept), fresh.sample_ages(ages):
+            loss, _, _ = run(method, random_batch(0, device="meta"), "token-mean", actor_config(options))
+        assert loss.device == torch.device("meta")
 
 
 def test_rounding_is_no_reference():
@@ -394,6 +410,29 @@ def test_the_ages_reach_the_loss_where_the_metrics_by_lag_have_them():
     tu.pop(data, "version_lags")
     with fresh.one_fresh_micro_batch(), pytest.raises(fresh.MissingAgesError):
         ppo_loss_with_drift(config, model_output()[1], data)
+
+
+def test_the_driver_hands_the_reference_on_and_takes_note(monkeypatch, tmp_path):
+    trainer = SATAsyncTrainer.__new__(SATAsyncTrainer)
+    trainer.reference, trainer.guard = ReferenceMemory(2), StepGuard(tmp_path, "stop")
+    trainer.parameter_sync_step, trainer.global_steps = 2, 1
+    sent = []
+
+    def update(self, batch, metrics):
+        sent.append(batch.extra_info.get(fresh.KEPT))
+        age = batch.extra_info["version_lags"][0]
+        metrics |= {fresh.AGE_METRIC: float(age), fresh.Q_METRIC: 0.5**age}
+        return batch
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.PPOTrainer._update_actor", update)
+    for step, age in enumerate((1, 2, 2, 3), start=1):
+        trainer.local_trigger_step = step - 1  # step 1 of the run is the first
+        trainer._record = SimpleNamespace(keys=["a"], ages=np.array([[age, age]]))
+        batch = KVBatchMeta(keys=["a"], partition_id="train", tags=[{}])
+        monkeypatch.setattr("sat_verl.trainer.tq.kv_batch_put", lambda batch=batch, **_: batch)
+        trainer._update_actor(batch, {})
+    # That of step 1 for steps 2 and 3; then that of step 3.
+    assert sent == [None, [1, 0.5, 1], [1, 0.5, 1], [2, 0.25, 3]]
 
 
 @pytest.mark.slow
