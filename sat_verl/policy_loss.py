@@ -240,7 +240,7 @@ def _metrics(
     * ``intercepted``: share of the active tokens whose gradient SAT removes and the base loss keeps, of which
       ``intercepted_pos`` with A > 0, ``intercepted_neg`` with A < 0: shares of **all** active tokens, so they add up;
     * ``eps_eff_low``, ``eps_eff_high``: the one radius PPO would need for the same gradient, nominal if the gate is
-      empty.
+      empty, unless q is a number.
     * with ``reference=fresh`` ``q_batch``, ``q_fresh``, ``fresh_age``: the quantile of all tokens of the step, of those
       of the least age, and that age; with ``negative_cap`` ``cap``, its value. Then ``pg_clipfrac_lower`` is the
       share of the tokens that it, or the dual clip, caps.
@@ -265,7 +265,8 @@ def _metrics(
         [value.double() for value in on_device]
     ).tolist()
     n = max(count, 1.0)
-    active_q = q if gated else 0.0
+    # An empty gate is nominal, but a q that is a number stays in force: nobody was beyond it.
+    active_q = q if gated or not isinstance(options.reference, str) else 0.0
     eps_low, eps_high, exponent = options.eps_low, options.eps_high, options.exponent
     return {
         **dict(zip(base, base_values, strict=True)),

@@ -28,6 +28,7 @@ from benchmarks import lab
 from benchmarks.arms import ARMS, matched
 from benchmarks.lag_sweep.matched import Radii, arm_of, base_of, matched_to, mean_radii
 from benchmarks.lag_sweep.measures import measure
+from benchmarks.report.studies import label
 from recipes import variants
 from recipes.compose import compose
 from recipes.errors import ConfigError
@@ -39,7 +40,7 @@ from sat_verl.fresh import NO_AGE, ROUNDING, KeptReference, ReferenceMemory
 from sat_verl.lag import LagSchedule
 from sat_verl.step_guard import StepGuard
 from sat_verl.trainer import SATAsyncTrainer
-from sat_verl.trust_region import negative_cap, trust_region
+from sat_verl.trust_region import effective_radius, negative_cap, trust_region
 
 properties = settings(deadline=None, max_examples=25, derandomize=True)
 
@@ -292,6 +293,7 @@ def test_a_number_is_one_fixed_radius_whatever_the_rest(method, seed, q, scale):
     _, ppo, _ = run(BASE[method], batch, "token-sum", actor_config(None, [side * (1 + 1e-9) for side in radii]))
     assert same_bits(gradient, ppo)
     assert metrics["actor/sat/q"] == q
+    assert radii == tuple(effective_radius(q, 0.2, 2.0, upper=upper) for upper in (False, True))
     for others in ({"alpha": 0.3}, {"quantile_scope": "batch"}):  # with no context
         assert same_bits(run(f"sat_{method}", batch, "token-sum", actor_config({"reference": q, **others}))[0], loss)
     whole = run(f"sat_{method}", batch, "token-sum", config, weights=True)
@@ -498,6 +500,8 @@ def test_the_variants_have_matched_controls():
             cap is not None
         )
         assert list(arm_of(name, Radii(0.02, 0.03, cap)).words) == words
+    assert label("grpo_fresh_matched") == "GRPO, fixed as SAT-GRPO, fresh q"
+    assert label("grpo_matched") == "GRPO, fixed at SAT's radius"
     assert mean_radii([Radii(0.1, 0.1, 1.2), Radii(0.3, 0.3, 1.4)]) == (0.2, 0.2, 1.3)
     with pytest.raises(ValueError, match="a matched cap must be a number above 1"):
         matched(ARMS["grpo"], 0.1, 0.1, 1.0)
