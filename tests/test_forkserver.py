@@ -77,6 +77,14 @@ def test_it_draws_random_numbers_of_its_own(python):
     assert not set(first) & set(second)
 
 
+@pytest.mark.parametrize(("script", "module"), [("default_worker.py", "ray._raylet"), ("other.py", "setproctitle")])
+def test_it_can_name_itself(python, tmp_path, script, module):
+    """As Ray's workers and vLLM's processes do."""
+    code = f"import {module} as module\nmodule.setproctitle('a::title')\nprint(open('/proc/self/cmdline').read())"
+    (tmp_path / script).write_text(code)
+    assert run(python, tmp_path / script).stdout.startswith("a::title\0")
+
+
 def test_it_counts_the_threads_it_was_told(python):
     env = os.environ | {"OMP_NUM_THREADS": "3"}
     assert run(python, "-c", "import torch; print(torch.get_num_threads())", env=env).stdout == "3\n"

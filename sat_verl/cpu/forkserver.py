@@ -167,10 +167,6 @@ def preload(modules: Iterable[str]) -> None:
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    with contextlib.suppress(ImportError):
-        import setproctitle
-
-        setproctitle.getproctitle()  # it finds the title's place only as long as the environment is as it was
     gc.collect()
     gc.freeze()  # or the first collection in every fork would copy all of it
 
@@ -178,6 +174,7 @@ def preload(modules: Iterable[str]) -> None:
 def become(request: Request, program: Path) -> None:
     """Run a request in this forked process, as ``python`` would; its children are forked from the server too."""
     _take_descriptors(request.fds)
+    _find_title(request.arguments)
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -218,6 +215,20 @@ def _take_descriptors(fds: dict[int, int]) -> None:
     for number, descriptor in moved.items():
         os.dup2(descriptor, number, inheritable=True)
         os.close(descriptor)
+
+
+def _find_title(arguments: list[str]) -> None:
+    """Let the process name itself later: the place of its title is found by the environment, as long as that is new.
+
+    Ray's workers do it by Ray's own copy of setproctitle, vLLM's processes by the package; the first one shuts the
+    other out.
+    """
+    with contextlib.suppress(ImportError):
+        if any(argument.endswith("default_worker.py") for argument in arguments):
+            from ray import _raylet as module
+        else:
+            import setproctitle as module
+        module.setproctitle(module.getproctitle())
 
 
 def _refresh() -> None:
