@@ -59,6 +59,8 @@ class Arm:
 R3 = ("routing_replay=r3",)
 TIS = ("correction=tis",)
 DUAL_CLIP = ("dual_clip=3",)
+LAG_1_Q = 0.0087
+"""Mean q of ``sat_grpo`` at lag 1 over both tasks of the lag sweep (benchmarks/lag_sweep/PROTOCOL.md, Variants)."""
 MICRO_BATCH = ("actor_rollout_ref.actor.policy_loss.quantile_scope=microbatch",)
 
 TIS_NOTE = (
@@ -136,27 +138,53 @@ _CONTROLS = (
     ),
 )  # fmt: skip
 
-ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in (*_PAPER_ARMS, *_FURTHER_ARMS, *_CONTROLS)})
-"""All arms by name: the rows of the paper's Table 1, further baselines, controls."""
+_VARIANTS = (
+    Arm(
+        "sat_grpo_fresh", ("algorithm=sat_grpo_fresh",), "SAT-GRPO, fresh q", "sat_grpo",
+        note="its q is that of the freshest tokens",
+    ),
+    Arm(
+        "sat_grpo_absolute", ("algorithm=sat_grpo", f"reference={LAG_1_Q}"), f"SAT-GRPO, q = {LAG_1_Q}", "sat_grpo",
+        note="its q is a number: the gradient is that of GRPO at one fixed radius",
+    ),
+    Arm(
+        "sat_grpo_capped", ("algorithm=sat_grpo_capped",), "SAT-GRPO, capped for A < 0", "sat_grpo",
+        note="caps the ratio for A < 0 at (1 + eps_high) e^q",
+    ),
+    Arm(
+        "sat_gspo_fresh", ("algorithm=sat_gspo_fresh",), "SAT-GSPO, fresh q", "sat_gspo",
+        note="its q is that of the freshest tokens",
+    ),
+)  # fmt: skip
+
+ARMS: Mapping[str, Arm] = MappingProxyType(
+    {arm.name: arm for arm in (*_PAPER_ARMS, *_FURTHER_ARMS, *_CONTROLS, *_VARIANTS)}
+)
+"""All arms by name: the rows of the paper's Table 1, further baselines, controls, variants of SAT beyond the paper."""
 
 
-def matched(base: Arm, low: float, high: float) -> Arm:
+def matched(base: Arm, low: float, high: float, cap: float | None = None) -> Arm:
     """The control for "adaptive or only smaller?": ``base`` at fixed radii, those that a SAT arm had on average.
 
     Args:
         base: an arm that clips a ratio, ``ARMS["grpo"]`` for ``sat_grpo``.
         low, high: mean ``actor/sat/eps_eff_low`` and ``_high`` of that SAT arm; above 0, ``low`` below 1.
+        cap: mean ``actor/sat/cap`` of one that has it, above 1: the dual clip of the control.
 
     Raises:
-        ValueError: radii out of range.
+        ValueError: radii or cap out of range.
     """
     if not (0 < low < 1 and 0 < high < math.inf):
         raise ValueError(f"matched radii must be 0 < low < 1 and 0 < high, got {low}, {high}: give SAT's mean eps_eff")
-    words = tuple(word for word in base.words if not word.startswith("clip_ratio"))
+    if cap is not None and not 1 < cap < math.inf:
+        raise ValueError(f"a matched cap must be a number above 1, got {cap}: give the mean of actor/sat/cap")
+    own = ("clip_ratio",) if cap is None else ("clip_ratio", "dual_clip")
+    words = [word for word in base.words if not word.startswith(own)]
+    capped = [] if cap is None else [f"dual_clip={cap!r}"]
     return Arm(
-        name=f"{base.name}_matched_{low:g}_{high:g}",
-        words=(*words, f"clip_ratio_low={low!r}", f"clip_ratio_high={high!r}"),
-        label=f"{base.label}, fixed {low:.3g}/{high:.3g}",
+        name=f"{base.name}_matched_{low:g}_{high:g}" + ("" if cap is None else f"_{cap:g}"),
+        words=(*words, f"clip_ratio_low={low!r}", f"clip_ratio_high={high!r}", *capped),
+        label=f"{base.label}, fixed {low:.3g}/{high:.3g}" + ("" if cap is None else f", dual clip {cap:.3g}"),
         base=base.name,
         needs=base.needs,
         note="; ".join(filter(None, (base.note, "radii matched to SAT's mean effective radius"))),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import clip, megatron, resume, routing, schedule, values
+from recipes import clip, megatron, resume, routing, schedule, values, variants
 
 
 def default_run_dir(cfg: DictConfig) -> Path:
@@ -33,6 +33,7 @@ def derive(cfg: DictConfig) -> DictConfig:
       ``parameter_sync_step * ppo_mini_batch_size``.
     - ``actor.ppo_micro_batch_size_per_gpu``: a rank's share of the mini-batch (one micro-batch).
     - ``actor.clip_ratio_low``, ``_high``, ``_c``: from ``clip_ratio`` and ``dual_clip`` (:mod:`recipes.clip`).
+    - ``actor.policy_loss.reference``, ``.negative_cap``: from those words (:mod:`recipes.variants`).
     - ``rollout.max_model_len``: prompt plus response.
     - ``rollout.val_kwargs.n``: ``benchmark_samples``, if the run validates on a benchmark, else 1.
     - ``rollout.max_num_batched_tokens`` (CPU): room for one whole sequence, see the backend's config.
@@ -40,6 +41,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     - ``ray_init.num_gpus`` (CPU): one logical slot per trainer rank and rollout replica.
     """
     clip.derive(cfg)
+    variants.derive(cfg)
     values.check(cfg)
     run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
     actor = cfg.actor_rollout_ref.actor

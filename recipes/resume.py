@@ -39,6 +39,8 @@ _OURS = (
     "responses_per_prompt",
     "clip_ratio",
     "dual_clip",
+    "reference",
+    "negative_cap",
     "routing_replay",
 )
 _PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")

@@ -26,9 +26,10 @@ exactly at q (for SAT-GSPO: a whole response) can count as beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ from sat_verl.trust_region import quantile_rank, sequence_mean, widen
 
 __all__ = [
     "MissingBatchQuantileError",
+    "StepReference",
     "batch_quantile",
     "batch_tail_reference",
     "distributed_tail_reference",
@@ -50,22 +52,42 @@ class MissingBatchQuantileError(RuntimeError):
     """A loss with ``quantile_scope=batch`` was called where the q of the step is not to be had."""
 
 
+class StepReference(NamedTuple):
+    """What the SAT losses of one optimizer step measure staleness by; all of shape ``()``.
+
+    Attributes:
+        q: the tail reference, float.
+        batch, fresh, age: with ``reference=fresh`` (:mod:`sat_verl.fresh`) the quantile of all tokens and of those of
+            the least age, float, and that age, int64; else None.
+    """
+
+    q: torch.Tensor
+    batch: torch.Tensor | None = None
+    fresh: torch.Tensor | None = None
+    age: torch.Tensor | None = None
+
+
+Take = Callable[[torch.Tensor, torch.Tensor, float], StepReference]
+"""From distances, active tokens and alpha, on all ranks at once."""
+
+
 class _Step:
-    """The q of one optimizer step: given, or taken by the only call of the loss over ``group``."""
+    """The reference of one optimizer step: given, or taken by the only call of the loss."""
 
-    def __init__(self, q: torch.Tensor | None, group: dist.ProcessGroup | None = None) -> None:
-        self.q, self.group, self.called = q, group, False
+    def __init__(self, reference: StepReference | None, take: Take | None = None) -> None:
+        self.reference, self.take, self.called = reference, take, False
 
-    def tail_reference(self, distance: torch.Tensor, active: torch.Tensor, alpha: float) -> torch.Tensor:
-        if self.q is not None:
-            return self.q.to(distance)
+    def tail_reference(self, distance: torch.Tensor, active: torch.Tensor, alpha: float) -> StepReference:
+        if self.reference is not None:
+            return self.reference._replace(q=self.reference.q.to(distance))
         if self.called:
             raise MissingBatchQuantileError(
                 "policy_loss.quantile_scope='batch': the loss was called twice in one one_micro_batch(), whose q is "
                 "that of the first call alone: compute q with batch_tail_reference() first, and use batch_quantile(q)"
             )
         self.called = True
-        return distributed_tail_reference(distance, active, alpha, self.group)
+        assert self.take is not None
+        return self.take(distance, active, alpha)
 
 
 _current: ContextVar[_Step | None] = ContextVar("sat_verl_step", default=None)
@@ -80,32 +102,38 @@ def _use(step: _Step) -> Iterator[None]:
         _current.reset(token)
 
 
-def batch_quantile(q: torch.Tensor):
+def batch_quantile(q: torch.Tensor | StepReference):
     """Context in which every call of a SAT loss with ``quantile_scope=batch`` uses this q, shape ``()``, float."""
-    return _use(_Step(q.detach()))
+    return _use(_Step(q if isinstance(q, StepReference) else StepReference(q.detach())))
 
 
-def one_micro_batch(group: dist.ProcessGroup | None = None):
+def one_micro_batch(group: dist.ProcessGroup | None = None, take: Take | None = None):
     """Context for a step of one micro-batch per rank: the only call of the loss takes q over the ranks of ``group``.
 
     Every rank of the group has to call the loss; a second call raises :class:`MissingBatchQuantileError`.
 
     Args:
         group: data-parallel group; None: this process alone.
+        take: by another rule than :func:`distributed_tail_reference`.
     """
-    return _use(_Step(None, group))
+
+    def quantile(distance: torch.Tensor, active: torch.Tensor, alpha: float) -> StepReference:
+        return StepReference(distributed_tail_reference(distance, active, alpha, group))
+
+    return _use(_Step(None, take or quantile))
 
 
-def step_tail_reference(score: torch.Tensor, active: torch.Tensor, alpha: float) -> torch.Tensor:
-    """The step's q, for the losses: of the widened scores' dtype, shape ``()``.
+def step_tail_reference(score: torch.Tensor, active: torch.Tensor, alpha: float, *, fresh: bool) -> StepReference:
+    """The step's reference, for the losses: q of the widened scores' dtype.
 
     Args:
         score: what the loss gates by, shape ``(B, T)``, any float dtype.
         active: tokens that count, shape ``(B, T)``, bool.
         alpha: level in (0, 1].
+        fresh: the rule that the loss is set to: ``reference=fresh``, or ``batch``.
 
     Raises:
-        MissingBatchQuantileError: no context is open.
+        MissingBatchQuantileError: no context is open, or one of the other rule.
     """
     step = _current.get()
     if step is None:
@@ -114,7 +142,13 @@ def step_tail_reference(score: torch.Tensor, active: torch.Tensor, alpha: float)
             "sat_verl.worker.ObservedActorWorker (trainer.v1.trainer_mode=sat_async), or call the loss inside "
             "sat_verl.batch_quantile.batch_quantile(q), or use quantile_scope='microbatch'"
         )
-    return step.tail_reference(widen(score).abs(), active, alpha)
+    reference = step.tail_reference(widen(score).abs(), active, alpha)
+    if fresh != (reference.age is not None):
+        raise MissingBatchQuantileError(
+            f"policy_loss.reference={('fresh' if fresh else 'batch')!r}, but the q of this optimizer step was taken by "
+            "the other rule: compute it with sat_verl.fresh for 'fresh', with sat_verl.batch_quantile for 'batch'"
+        )
+    return reference
 
 
 @torch.no_grad()

@@ -11,6 +11,10 @@ from verl.workers.config import PolicyLossConfig
 __all__ = ["DPPOPolicyLossConfig", "M2POPolicyLossConfig", "SATPolicyLossConfig"]
 
 
+SAT_OPTIONS = ("alpha", "kernel_exponent", "quantile_scope", "reference", "reference_steps", "negative_cap")
+"""Names of SAT's own options among verl's."""
+
+
 @dataclass
 class SATPolicyLossConfig(PolicyLossConfig):
     """verl's policy-loss options and those of SAT (arXiv 2607.18722).
@@ -23,13 +27,27 @@ class SATPolicyLossConfig(PolicyLossConfig):
             as far as can be told. ``batch``: those of the whole optimizer step, all micro-batches and data-parallel
             ranks, so that no number depends on how the batch is split (see :mod:`sat_verl.batch_quantile`).
 
+    The paper has none of the others:
+
+    Args:
+        reference: what q is. ``batch``: the alpha-quantile of ``|d|`` over the tokens of the scope, the paper's.
+            ``fresh``: that of the freshest tokens, also of recent steps, at most the batch's own; it needs
+            ``quantile_scope=batch`` (see :mod:`sat_verl.fresh`). A number above 0: that number, whatever the tokens,
+            alpha and the scope; the gradient is then that of the base loss at one fixed radius.
+        reference_steps: with ``fresh``, the optimizer steps after its own in which a reference is used; None: the lag.
+        negative_cap: for ``A < 0`` cap the ratio at ``C(q) = (1 + eps_high) e^q``
+            (see :func:`sat_verl.trust_region.negative_cap`).
+
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value out of range, or settings that exclude each other.
     """
 
     alpha: float = 0.90
     kernel_exponent: float = 2.0
     quantile_scope: str = "microbatch"
+    reference: str | float = "batch"
+    reference_steps: int | None = None
+    negative_cap: bool = False
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused too.
@@ -48,6 +66,33 @@ class SATPolicyLossConfig(PolicyLossConfig):
                 f"policy_loss.quantile_scope must be 'microbatch' or 'batch', got {self.quantile_scope!r}: "
                 "use 'microbatch' (the paper's)"
             )
+        self._check_reference()
+
+    def _check_reference(self) -> None:
+        if self.reference not in ("batch", "fresh") and not (
+            _is_number(self.reference) and 0 < self.reference < math.inf  # type: ignore[operator]
+        ):
+            raise ValueError(
+                f"policy_loss.reference must be 'batch', 'fresh' or a finite number above 0, got {self.reference!r}: "
+                "use 'batch' (the paper's)"
+            )
+        if self.reference == "fresh" and self.quantile_scope != "batch":
+            raise ValueError(
+                "policy_loss.reference='fresh' is one q for a whole optimizer step, got "
+                f"quantile_scope={self.quantile_scope!r}: use quantile_scope='batch'"
+            )
+        steps = self.reference_steps
+        if steps is not None and not (isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1):
+            raise ValueError(
+                f"policy_loss.reference_steps must be a whole number of at least 1, or null, got {steps!r}: "
+                "use null (the lag)"
+            )
+        if steps is not None and self.reference != "fresh":
+            raise ValueError(
+                f"policy_loss.reference_steps={steps} is for reference='fresh', got {self.reference!r}: use null"
+            )
+        if not isinstance(self.negative_cap, bool):
+            raise ValueError(f"policy_loss.negative_cap must be true or false, got {self.negative_cap!r}")
 
 
 @dataclass

@@ -12,6 +12,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from sat_verl.fresh import sample_ages
 from sat_verl.lag import LAG_SUMS
 from sat_verl.policy_loss import record_intercepted
 from sat_verl.tail import sampling_log_probs
@@ -29,7 +30,8 @@ def ppo_loss_with_drift(
     The paper's d-bar (arXiv 2607.18722, Table 1). log mu are the batch's ``rollout_log_probs``, or if it has none, its
     ``old_log_probs``; the two are the same unless old log-probs are recomputed. The loss is the tensor that
     ``ppo_loss`` returns. Set it in the worker with
-    ``set_loss_fn(functools.partial(ppo_loss_with_drift, config=actor_config))``.
+    ``set_loss_fn(functools.partial(ppo_loss_with_drift, config=actor_config))``. The loss also gets the ages, which
+    ``policy_loss.reference=fresh`` needs.
 
     The value is the mean over one micro-batch; verl aggregates it, like its other policy-loss metrics, by the plain
     mean over micro-batches and ranks, whatever their numbers of tokens.
@@ -57,9 +59,9 @@ def ppo_loss_with_drift(
     Raises:
         ValueError: only one of ``version_lag`` and ``version_lags``.
     """
-    with record_intercepted() as intercepted:
-        loss, metrics = ppo_loss(config, model_output, data, dp_group)
     lags = _lags(data)
+    with record_intercepted() as intercepted, sample_ages(lags and lags.of_sample):
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if lags is None and DRIFT in metrics:
         return loss, metrics
     drift, sums = _measure(model_output["log_probs"], data, lags, intercepted)

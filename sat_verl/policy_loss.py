@@ -18,19 +18,25 @@ import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-from sat_verl.batch_quantile import step_tail_reference
-from sat_verl.config import SATPolicyLossConfig
+from sat_verl.batch_quantile import StepReference, step_tail_reference
+from sat_verl.config import SAT_OPTIONS, SATPolicyLossConfig
+from sat_verl.fresh import AGE_METRIC, Q_METRIC
 from sat_verl.surrogate import aggregate, clip_radii, dual_clip, dual_clip_bound, share, token_ratio, zero_masked
 from sat_verl.trust_region import (
     TrustRegion,
     clip_to_region,
     effective_radius,
     intercepted,
+    negative_cap,
     sequence_mean,
     trust_region,
+    widen,
 )
 
 __all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo", "record_intercepted"]
+
+NO_CAP = 1.0e9
+"""A ratio that none reaches (verl bounds the log-ratio by 20)."""
 
 _intercepted: ContextVar[list[torch.Tensor] | None] = ContextVar("sat_verl_intercepted", default=None)
 
@@ -62,7 +68,7 @@ def compute_policy_loss_sat_grpo(
     """SAT-GRPO: ``-min(r A, clip(r, 1 - eps_low c_minus, 1 + eps_high c_plus) A)`` with the token ratio ``r = exp(d)``.
 
     For ``A < 0`` the loss is capped at ``-clip_ratio_c A``, verl's dual clip (arXiv 1912.09729), as in ``vanilla``; the
-    paper has none, which a very large ``clip_ratio_c`` reproduces.
+    paper has none, which a very large ``clip_ratio_c`` reproduces. With ``negative_cap`` at the smaller of the two.
 
     Args:
         old_log_prob: log mu of the sampled tokens, shape ``(B, T)``, float.
@@ -83,14 +89,16 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    bound = dual_clip_bound(config)
+    bound: float | torch.Tensor = dual_clip_bound(config)
     active = response_mask.bool()
     old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
 
     log_ratio = log_prob - old_log_prob
     bounded_log_ratio, ratio = token_ratio(log_ratio)
-    region = _region(log_ratio, active, options)
+    region, of_step = _region(log_ratio, active, options)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
+    if options.negative_cap:
+        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, dual_clip_bound(config))
 
     unclipped_loss = -advantages * ratio
     clipped_loss = -advantages * clipped
@@ -104,7 +112,7 @@ def compute_policy_loss_sat_grpo(
             "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
             "actor/pg_clipfrac_lower": share(capped, response_mask),
         }
-        return loss, _metrics(base, log_ratio, active, region, removed, options)
+        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
 
 
 @register_policy_loss("sat_gspo")
@@ -123,8 +131,8 @@ def compute_policy_loss_sat_gspo(
     the quantile, so q weighs a sequence by its length. The gradient is that of GSPO-token (arXiv 2507.18071), as in
     verl's ``gspo``: ``rho`` is the value, ``log_prob`` of the token alone carries the gradient.
 
-    Arguments, result and errors as in :func:`compute_policy_loss_sat_grpo`, without the dual clip:
-    ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is still that of the token ratios.
+    Arguments, result and errors as in :func:`compute_policy_loss_sat_grpo`, without the dual clip: unless
+    ``negative_cap`` is set, ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is that of the token ratios.
     """
     options = _options(config)
     active = response_mask.bool()
@@ -134,12 +142,16 @@ def compute_policy_loss_sat_gspo(
     mean_log_ratio = sequence_mean(log_ratio, response_mask)
     # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
     ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + mean_log_ratio, max=10.0))
-    region = _region(mean_log_ratio.expand_as(log_ratio), active, options)
+    region, of_step = _region(mean_log_ratio.expand_as(log_ratio), active, options)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
 
     unclipped_loss = -advantages * ratio
     clipped_loss = -advantages * clipped
     token_loss = torch.maximum(unclipped_loss, clipped_loss)
+    capped = None
+    if options.negative_cap:
+        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, NO_CAP)
+        token_loss, capped = dual_clip(token_loss, advantages, bound)
     loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
@@ -147,9 +159,9 @@ def compute_policy_loss_sat_gspo(
         base = {
             "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
             "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
+            "actor/pg_clipfrac_lower": loss.new_zeros(()) if capped is None else share(capped, response_mask),
         }
-        return loss, _metrics(base, log_ratio, active, region, removed, options)
+        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
 
 
 class _Options(NamedTuple):
@@ -158,6 +170,8 @@ class _Options(NamedTuple):
     alpha: float
     exponent: float
     whole_batch: bool
+    reference: str | float
+    negative_cap: bool
 
 
 def _options(config: Any) -> _Options:
@@ -166,8 +180,7 @@ def _options(config: Any) -> _Options:
         raise ValueError("the SAT losses need config, verl's ActorConfig, for their clip radii: got None")
     sat = config.policy_loss
     if not isinstance(sat, SATPolicyLossConfig):
-        names = ("alpha", "kernel_exponent", "quantile_scope")
-        sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in names})
+        sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in SAT_OPTIONS})
     eps_low, eps_high = clip_radii(config)
     return _Options(
         eps_low=eps_low,
@@ -175,13 +188,28 @@ def _options(config: Any) -> _Options:
         alpha=sat.alpha,
         exponent=sat.kernel_exponent,
         whole_batch=sat.quantile_scope == "batch",
+        reference=sat.reference,
+        negative_cap=sat.negative_cap,
     )
 
 
-def _region(score: torch.Tensor, active: torch.Tensor, options: _Options) -> TrustRegion:
-    """The trust region for scores of shape ``(B, T)``, with the q of these tokens or of the whole optimizer step."""
-    q = step_tail_reference(score, active, options.alpha) if options.whole_batch else None
-    return trust_region(score, active, options.alpha, options.exponent, q)
+def _region(
+    score: torch.Tensor, active: torch.Tensor, options: _Options
+) -> tuple[TrustRegion, dict[str, torch.Tensor]]:
+    """The trust region for scores of shape ``(B, T)``, and metrics of where its q comes from.
+
+    q is that of these tokens, of the whole optimizer step, or a number.
+    """
+    step: StepReference | None = None
+    if not isinstance(options.reference, str):
+        q = torch.full((), options.reference, dtype=widen(score).dtype, device=score.device)
+        step = StepReference(q)
+    elif options.whole_batch:
+        step = step_tail_reference(score, active, options.alpha, fresh=options.reference == "fresh")
+    region = trust_region(score, active, options.alpha, options.exponent, step.q if step else None)
+    if step is None or step.batch is None or step.fresh is None or step.age is None:
+        return region, {}
+    return region, {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
 
 
 def _removed(
@@ -212,7 +240,10 @@ def _metrics(
     * ``intercepted``: share of the active tokens whose gradient SAT removes and the base loss keeps, of which
       ``intercepted_pos`` with A > 0, ``intercepted_neg`` with A < 0: shares of **all** active tokens, so they add up;
     * ``eps_eff_low``, ``eps_eff_high``: the one radius PPO would need for the same gradient, nominal if the gate is
-      empty.
+      empty, unless q is a number.
+    * with ``reference=fresh`` ``q_batch``, ``q_fresh``, ``fresh_age``: the quantile of all tokens of the step, of those
+      of the least age, and that age; with ``negative_cap`` ``cap``, its value. Then ``pg_clipfrac_lower`` is the
+      share of the tokens that it, or the dual clip, caps.
 
     With no active token all are 0, but the radii nominal and the contraction 1.
     """
@@ -234,7 +265,8 @@ def _metrics(
         [value.double() for value in on_device]
     ).tolist()
     n = max(count, 1.0)
-    active_q = q if gated else 0.0
+    # An empty gate is nominal, but a q that is a number stays in force: nobody was beyond it.
+    active_q = q if gated or not isinstance(options.reference, str) else 0.0
     eps_low, eps_high, exponent = options.eps_low, options.eps_high, options.exponent
     return {
         **dict(zip(base, base_values, strict=True)),

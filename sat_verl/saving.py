@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from sat_verl import checkpoints
 from sat_verl.batch_record import TRAIN, prompt_of
+from sat_verl.fresh import KEPT, ReferenceMemory
 
 if TYPE_CHECKING:
     from sat_verl.lag import LagSchedule
@@ -30,6 +31,7 @@ class WholeCheckpoints(PPOTrainer):
     """
 
     schedule: LagSchedule
+    reference: ReferenceMemory | None
     recorder: RunRecorder
     replay_buffer: GuardedReplayBuffer
     _next_prompt: int
@@ -52,6 +54,8 @@ class WholeCheckpoints(PPOTrainer):
             "outstanding_prompts": self.replay_buffer.outstanding(),
             "lag": {"schedule": self.schedule.kind, "steps": self.schedule.steps},
         }
+        if self.reference:
+            self._saved[KEPT] = self.reference.kept
 
     def _declare_checkpoint(self) -> None:
         """Call it when the records of the steps are on disk: verl saves first, validates, and reports last."""
@@ -70,6 +74,8 @@ class WholeCheckpoints(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         facts = checkpoints.read_marker(folder)
         self._next_prompt = facts["next_prompt"]
+        if self.reference:
+            self.reference = ReferenceMemory(self.reference.steps, facts[KEPT])
         outstanding = self.replay_buffer.outstanding()
         self._forget_trained(set(outstanding))
         if outstanding != facts["outstanding_prompts"]:

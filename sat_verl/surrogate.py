@@ -41,13 +41,15 @@ def token_ratio(log_ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return bounded, torch.exp(bounded)
 
 
-def dual_clip(ppo_loss: torch.Tensor, advantages: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
+def dual_clip(
+    ppo_loss: torch.Tensor, advantages: torch.Tensor, bound: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """verl's dual clip (arXiv 1912.09729): for ``A < 0`` a token's loss is at most ``-bound * A``.
 
     Args:
         ppo_loss: token losses, shape ``(B, T)``.
         advantages: A, shape ``(B, T)``.
-        bound: ``clip_ratio_c``, above 1.
+        bound: ``clip_ratio_c``, above 1; a tensor has shape ``()``.
 
     Returns:
         The token losses, and where they were capped, bool, shape ``(B, T)`` both.

@@ -15,6 +15,7 @@ from verl.workers.engine import BaseEngine
 from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.batch_quantile import active_distances, distributed_tail_reference
+from sat_verl.fresh import of_tokens, require_ages
 
 __all__ = ["LogRatioTail", "forward_distances", "sampling_log_probs"]
 
@@ -28,11 +29,12 @@ def sampling_log_probs(data: TensorDict) -> str:
 
 
 class _Collector:
-    """Keeps the distances that the micro-batches of one pass have."""
+    """Keeps the distances that the micro-batches of one pass have, and on request the tokens' ages."""
 
-    def __init__(self, loss_mode: str) -> None:
-        self.loss_mode = loss_mode
+    def __init__(self, loss_mode: str, with_ages: bool = False) -> None:
+        self.loss_mode, self.with_ages = loss_mode, with_ages
         self.parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.ages: list[torch.Tensor] = []
 
     def add(self, model_output: dict[str, Any], data: TensorDict) -> torch.Tensor:
         """Of one micro-batch; returns its log-probs, shape ``(B, T)``."""
@@ -41,6 +43,8 @@ class _Collector:
         padded = data.select("response_mask", sampled).to_padded_tensor()
         response_mask = padded["response_mask"].to(bool)  # as in ppo_loss
         self.parts.append(active_distances(self.loss_mode, log_prob, padded[sampled], response_mask))
+        if self.with_ages:
+            self.ages.append(of_tokens(require_ages(tu.get(data, "version_lag")), response_mask))
         return log_prob
 
     def all(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,17 +53,26 @@ class _Collector:
         distances, actives = zip(*self.parts, strict=True)
         return torch.cat(distances), torch.cat(actives)
 
+    def all_ages(self, device: torch.device) -> torch.Tensor:
+        return torch.cat(self.ages) if self.ages else torch.zeros(0, dtype=torch.int64, device=device)
 
-def forward_distances(engine: BaseEngine, data: TensorDict, loss_mode: str, **flags: Any) -> _Collector:
+
+def forward_distances(
+    engine: BaseEngine, data: TensorDict, loss_mode: str, *, with_ages: bool = False, **flags: Any
+) -> _Collector:
     """What :func:`~sat_verl.batch_quantile.active_distances` gives, of a forward-only pass over the micro-batches.
 
     Args:
         engine: in train mode.
         data: this rank's share of an optimizer step; not changed.
         loss_mode: ``sat_grpo`` for the distance of the token, ``sat_gspo`` for its response's.
+        with_ages: also keep the ages of the tokens' samples.
         flags: non-tensor settings of the pass.
+
+    Raises:
+        MissingAgesError: the samples have no ages.
     """
-    collector = _Collector(loss_mode)
+    collector = _Collector(loss_mode, with_ages)
 
     def collect(model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict]:
         return collector.add(model_output, data).new_zeros(()), {}

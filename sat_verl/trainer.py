@@ -25,6 +25,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from sat_verl import batch_record
 from sat_verl.batch_record import TRAIN, BatchRecord, prompt_of
+from sat_verl.fresh import AGE_METRIC, KEPT, Q_METRIC, ReferenceMemory
 from sat_verl.lag import LAG_SUMS, LagSchedule, LagViolationError
 from sat_verl.records import RunRecorder
 from sat_verl.saving import WholeCheckpoints
@@ -75,6 +76,7 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         own = config.sat_verl
         self.schedule = LagSchedule(own.lag.schedule, own.lag.steps)
         super().__init__(config)
+        self.reference = ReferenceMemory.of(config.actor_rollout_ref.actor.policy_loss, self.schedule.steps)
         self.recorder = RunRecorder(Path(own.run_dir))
         self.guard = StepGuard(Path(own.run_dir), own.on_nonfinite)
         self.replay_buffer.resubmit = self._resubmit
@@ -184,14 +186,18 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         return super()._compute_old_log_prob(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Every sample carries its age to the loss, whose metrics are then by age."""
+        """Every sample carries its age to the loss, whose metrics are then by age, and q from the freshest if asked."""
         assert self._record is not None
         ages = dict(zip(self._record.keys, self._record.ages[:, 0].tolist(), strict=True))
         lags = torch.tensor([ages.get(key, 0) for key in batch.keys])
         fields = TensorDict({"version_lag": lags}, batch_size=len(batch))
         batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         batch.extra_info["version_lags"] = sorted(set(ages.values()))
+        if self.reference and (kept := self.reference.before(self.optimizer_step)):
+            batch.extra_info[KEPT] = list(kept)
         batch = super()._update_actor(batch, metrics)
+        if self.reference:
+            self.reference.after(self.optimizer_step, metrics[AGE_METRIC], metrics[Q_METRIC])
         self.guard.metrics(metrics, self.optimizer_step)
         return batch
 

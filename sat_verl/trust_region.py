@@ -128,6 +128,25 @@ def clip_to_region(
     return nominal, torch.clamp(nominal, low.to(ratio.dtype), high.to(ratio.dtype))
 
 
+def negative_cap(q: torch.Tensor, eps_high: float, bound: float) -> torch.Tensor:
+    """The largest ratio that a token with ``A < 0`` is weighed with, ``C(q) = (1 + eps_high) e^q``; not in the paper.
+
+    In logarithms: the upper end of the nominal interval, moved out by the tail reference. So nothing changes within the
+    nominal interval, and all that is capped is gated. Beyond C the objective is ``C A`` and the gradient 0, a dual clip
+    (arXiv 1912.09729) that knows the staleness: it bounds a tail that PPO's minimum leaves open, and there gives up
+    that SAT's surrogate is never above PPO's, and that pull-back gradients are PPO's.
+
+    Args:
+        q: tail reference, shape ``()``, float; 0 (SAT is off) is no cap.
+        eps_high: nominal upper radius.
+        bound: the largest result: the dual clip that there is anyway.
+
+    Returns:
+        Shape ``()``, dtype of ``q``.
+    """
+    return torch.where(q > 0, (1 + eps_high) * q.exp(), bound).clamp(max=bound)
+
+
 def intercepted(
     ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,9 @@ from sat_verl.batch_quantile import (
     distributed_tail_reference,
     one_micro_batch,
 )
+from sat_verl.config import SAT_OPTIONS
 from sat_verl.drift import ppo_loss_with_drift
+from sat_verl.fresh import KEPT, KeptReference, fresh_reference, one_fresh_micro_batch
 from sat_verl.lag import LAG_SUMS
 from sat_verl.routing.engine import FLAG, METRICS, FSDPRoutingReplay, replay_mode
 from sat_verl.routing.megatron import MegatronRoutingReplay
@@ -105,8 +107,7 @@ class ObservedActorWorker(DetachActorWorker):
         """What this process computes, read back from the objects that compute it (not from the driver's config)."""
         config = self.actor.loss_fn.keywords["config"]
         function = get_policy_loss_fn(config.policy_loss.loss_mode)
-        names = ("alpha", "kernel_exponent", "quantile_scope")
-        options = {name: getattr(config.policy_loss, name, None) for name in names}
+        options = {name: getattr(config.policy_loss, name, None) for name in SAT_OPTIONS}
         return {
             "loss_mode": config.policy_loss.loss_mode,
             "function": f"{function.__module__}.{function.__qualname__}",
@@ -141,17 +142,27 @@ def step_context(engine: BaseEngine, data: TensorDict, loss_function: Any) -> Ab
 
     Args:
         engine: in train mode.
-        data: this rank's share of the step, with the settings that verl's ``train_batch`` adds; not changed.
+        data: this rank's share of the step, with the settings that verl's ``train_batch`` adds; not changed. For
+            ``reference=fresh`` with the ages of its samples, and where one is kept the reference, under
+            :data:`sat_verl.fresh.KEPT`.
         loss_function: a partial whose keyword ``config`` is the actor config; any other takes no q.
     """
     policy_loss = getattr(getattr(loss_function, "keywords", {}).get("config"), "policy_loss", None)
     if policy_loss is None or policy_loss.loss_mode not in SAT_MODES:
         return nullcontext()
-    if policy_loss.get("quantile_scope", "microbatch") != "batch":
+    reference = policy_loss.get("reference", "batch")
+    if policy_loss.get("quantile_scope", "microbatch") != "batch" or not isinstance(reference, str):
         return nullcontext()
+    fresh, group = reference == "fresh", engine.get_data_parallel_group()
+    kept = KeptReference(*numbers) if fresh and (numbers := tu.get(data, KEPT)) else None
     if engine.engine_config.strategy in ("fsdp", "fsdp2", "megatron") and _is_one_micro_batch(engine, data):
-        return one_micro_batch(engine.get_data_parallel_group())
-    return batch_quantile(_step_quantile(engine, data, policy_loss.loss_mode, policy_loss.alpha))
+        return one_fresh_micro_batch(kept, group) if fresh else one_micro_batch(group)
+    distances = forward_distances(engine, data, policy_loss.loss_mode, with_ages=fresh)
+    values, actives = distances.all(get_device_id())
+    if not fresh:
+        return batch_quantile(distributed_tail_reference(values, actives, policy_loss.alpha, group))
+    ages = distances.all_ages(get_device_id())
+    return batch_quantile(fresh_reference(values, ages, actives, policy_loss.alpha, kept, group))
 
 
 def _is_one_micro_batch(engine: BaseEngine, data: TensorDict) -> bool:
@@ -166,9 +177,3 @@ def _is_one_micro_batch(engine: BaseEngine, data: TensorDict) -> bool:
     torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     split = config.context_parallel_size if config.strategy == "megatron" else engine.ulysses_sequence_parallel_size
     return tokens.item() <= data["max_token_len_per_gpu"] * split
-
-
-def _step_quantile(engine: BaseEngine, data: TensorDict, loss_mode: str, alpha: float) -> torch.Tensor:
-    """The q of the step, shape ``()``, from a forward-only pass over its micro-batches."""
-    distances, actives = forward_distances(engine, data, loss_mode).all(get_device_id())
-    return distributed_tail_reference(distances, actives, alpha, engine.get_data_parallel_group())

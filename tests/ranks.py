@@ -33,6 +33,9 @@ WORLDS = {
     1: {"batch": ["whole", "by 1", "by tokens", "permuted"], "microbatch": ["whole", "by tokens"]},
     2: {"batch": ["whole", "by 2", "by tokens", "all tokens", "padded", "rank of padding"], "microbatch": ["whole"]},
 }
+# World size: layouts with the q of the freshest tokens, each with and without a reference kept of an earlier step.
+FRESH = {1: ["whole", "by 1", "permuted"], 2: ["whole", "by tokens", "padded"]}
+KEPT_Q = 0.02
 LAGS = [2, 0, 2, 5, 0, 2, 2, 5] + [0] * PADDING
 ALPHA = 0.5
 
@@ -132,14 +135,14 @@ def build_worker(model_folder, model=None, engine=None):
     return worker
 
 
-def loss_function(loss_mode, scope):
+def loss_function(loss_mode, scope, **options):
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
     from sat_verl.config import SATPolicyLossConfig
     from sat_verl.drift import ppo_loss_with_drift
 
     if loss_mode in METHODS:
-        policy_loss = SATPolicyLossConfig(loss_mode=loss_mode, quantile_scope=scope, alpha=ALPHA)
+        policy_loss = SATPolicyLossConfig(loss_mode=loss_mode, quantile_scope=scope, alpha=ALPHA, **options)
     else:
         policy_loss = PolicyLossConfig(loss_mode=loss_mode)
     config = FSDPActorConfig(
@@ -162,6 +165,19 @@ def batch_of(samples, order, rank, world, **settings):
     settings = {k: share if v is None else v for k, v in settings.items()}
     common = {"temperature": 1.0, "global_batch_size": SAMPLES, "calculate_entropy": True}
     tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **common, **settings)
+    return data
+
+
+def aged(data, kept):
+    """Ages from 1 on; and if asked for, a reference of age 0, kept of an earlier step."""
+    from verl.utils import tensordict_utils as tu
+
+    from sat_verl.fresh import KEPT
+
+    data["version_lag"] = data["version_lag"] + 1
+    tu.assign_non_tensor_data(data, "version_lags", [lag + 1 for lag in sorted(set(LAGS))])
+    if kept:
+        tu.assign_non_tensor_data(data, KEPT, [0, KEPT_Q, 7])
     return data
 
 
@@ -211,6 +227,10 @@ def rank_main(folder, samples, rank, world):
         for layout in layouts:
             order, settings = LAYOUTS[layout]
             out[method, scope, layout] = step(worker, batch_of(samples, order, rank, world, **settings))
+    worker.set_loss_fn(loss_function("sat_grpo", "batch", reference="fresh"))
+    for layout, kept in itertools.product(FRESH[world], (False, True)):
+        order, settings = LAYOUTS[layout]
+        out["fresh", layout, kept] = step(worker, aged(batch_of(samples, order, rank, world, **settings), kept))
     worker.set_loss_fn(loss_function("gspo", "batch"))
     out["gspo"] = step(worker, batch_of(samples, REAL, rank, world, micro_batch_size_per_gpu=2))
     for loss_mode in ("vanilla", "sat_grpo"):

@@ -17,7 +17,7 @@ from benchmarks.arms import ARMS
 from benchmarks.lab import rollout
 from benchmarks.lag_sweep import __main__ as command_line
 from benchmarks.lag_sweep import load, measures, runner, verl_cells, workers
-from benchmarks.lag_sweep.matched import arm_of, matched_to, mean_radii
+from benchmarks.lag_sweep.matched import Radii, arm_of, matched_to, mean_radii
 from benchmarks.lag_sweep.settings import parse
 from benchmarks.lag_sweep.spec import Spec, places, sources
 from benchmarks.lag_sweep.store import Cell, Place, cell_path, write_cell
@@ -113,9 +113,9 @@ def test_matched_arms_are_those_whose_sat_form_is_an_arm():
     assert matched_to("grpo_matched") == "sat_grpo"
     assert matched_to("grpo_dual_matched") == "sat_grpo_dual"
     assert [matched_to(name) for name in ("grpo", "is_matched", "sat_grpo_matched", "x_matched")] == [None] * 4
-    low, high = mean_radii([(0.1, 0.11), (0.2, 0.22)])
-    assert (low, high) == (0.15, 0.165)
-    words = arm_of("grpo_matched", (low, high)).words
+    radii = mean_radii([Radii(0.1, 0.11), Radii(0.2, 0.22)])
+    assert radii == (0.15, 0.165, None)
+    words = arm_of("grpo_matched", radii).words
     assert words == (*ARMS["grpo"].words, "clip_ratio_low=0.15", "clip_ratio_high=0.165")
 
 
@@ -134,8 +134,8 @@ def test_the_key_is_that_of_what_runs(cache):
     assert key(grpo) != key(grpo, "dual_clip=3") == key(base._replace(arm="grpo_dual"))
     assert len({key(), key(base._replace(seed=1)), key(base._replace(lag=1))}) == 3
     matched = base._replace(arm="grpo_matched")
-    assert key(matched, radii=(0.2, 0.2)) == key(grpo)  # the radii that it has anyway
-    assert key(matched, radii=(0.1, 0.2)) != key(grpo)
+    assert key(matched, radii=Radii(0.2, 0.2)) == key(grpo)  # the radii that it has anyway
+    assert key(matched, radii=Radii(0.1, 0.2)) != key(grpo)
 
 
 def test_the_words_are_those_of_the_real_stack(tmp_path):

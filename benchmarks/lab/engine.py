@@ -54,7 +54,8 @@ def run(config: LabConfig, report: Callable[[Row], None] = lambda _: None) -> Re
     sampler = Sampler(AutoTokenizer.from_pretrained(folder), task, cfg.data.max_response_length)
     actor = omega_conf_to_dataclass(cfg.actor_rollout_ref.actor)
     correction: Any = OmegaConf.to_container(cfg.algorithm.rollout_correction, resolve=True)
-    trainer = Trainer(policy, actor, config.micro_batches, cfg.algorithm.norm_adv_by_std_in_grpo, correction)
+    normalise = cfg.algorithm.norm_adv_by_std_in_grpo
+    trainer = Trainer(policy, actor, config.micro_batches, normalise, correction, config.lag)
     weights = LaggedWeights(policy)
     pool = draw(task, "train", min(cfg.task.train_size, capacity(task, "train")), cfg.task.seed)
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(config.seed)).tolist()
@@ -69,7 +70,7 @@ def run(config: LabConfig, report: Callable[[Row], None] = lambda _: None) -> Re
         # A generator for each step: runs that differ in the loss only keep drawing the same numbers.
         batch = sampler(model, problems, config.responses_per_prompt, _generator(config.seed, step))
         batch = batch.with_noise(config.noise, _generator(config.seed, NOISE_STREAM + step))
-        row = {"step": step, "age": age, **_row(batch), **trainer.update(batch)}
+        row = {"step": step, "age": age, **_row(batch), **trainer.update(batch, age)}
         weights.record(step)
         rows.append(row)
         report(row)

@@ -21,7 +21,8 @@ from verl.workers.config.optimizer import build_optimizer
 import sat_verl.baselines
 import sat_verl.policy_loss  # noqa: F401  both register losses
 from benchmarks.lab.rollout import Rollout, response_logits
-from sat_verl.batch_quantile import batch_quantile, batch_tail_reference
+from sat_verl.batch_quantile import StepReference, batch_quantile, batch_tail_reference
+from sat_verl.fresh import ReferenceMemory, batch_fresh_reference
 
 Row = dict[str, float]
 
@@ -39,6 +40,7 @@ class Trainer:
         normalise: divide the advantage by the standard deviation of its group.
         correction: verl's ``algorithm.rollout_correction``. With ``bypass_mode=false`` the ratio is to the trainer's
             own log-probs at the start of the step, and the weights and the rejection of the correction apply.
+        lag: of the schedule, for losses that remember for that long.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Trainer:
         micro_batches: int,
         normalise: bool,
         correction: Mapping[str, Any] | None = None,
+        lag: int = 0,
     ) -> None:
         self.policy = policy
         self.actor = actor
@@ -56,15 +59,18 @@ class Trainer:
         self.correction = dict(correction or {"bypass_mode": True})
         self.optimizer = build_optimizer(policy.parameters(), actor.optim)
         self.scheduler = get_constant_schedule_with_warmup(self.optimizer, actor.optim.lr_warmup_steps)
+        self.reference = ReferenceMemory.of(actor.policy_loss, lag)
+        self.step = 0
 
-    def update(self, batch: Rollout) -> Row:
-        """Take one optimizer step and return its metrics.
+    def update(self, batch: Rollout, age: int = 0) -> Row:
+        """Take one optimizer step on tokens of this age and return its metrics.
 
         The keys with a slash are those of the loss, averaged over the micro-batches as verl does. ``q_spread`` is the
         standard deviation of q among the micro-batches over its mean; ``empty_gates`` the share of the micro-batches in
         which SAT gates no token.
         """
-        loss, metrics = self.loss(batch)
+        self.step += 1
+        loss, metrics = self.loss(batch, age)
         self.optimizer.zero_grad()
         loss.backward()
         grad_norm = clip_grad_norm_(self.policy.parameters(), self.actor.optim.clip_grad)
@@ -74,7 +80,7 @@ class Trainer:
         self.scheduler.step()
         return {**metrics, "loss": float(loss.detach()), "grad_norm": float(grad_norm), "lr": lr}
 
-    def loss(self, batch: Rollout) -> tuple[torch.Tensor, Row]:
+    def loss(self, batch: Rollout, age: int = 0) -> tuple[torch.Tensor, Row]:
         """The sum of the micro-batches' losses, and metrics.
 
         One forward pass serves all micro-batches: the gradient is that of separate passes, since only the loss couples
@@ -84,7 +90,7 @@ class Trainer:
         log_prob = distribution.gather(-1, batch.responses[..., None])[..., 0]
         tensors = {"log_prob": log_prob, "advantages": batch.advantages(self.normalise)}
         reference, metrics = self._reference(log_prob.detach(), batch)
-        losses, of_loss = self._policy_losses({**tensors, **reference})
+        losses, of_loss = self._policy_losses({**tensors, **reference}, age)
         with torch.no_grad():
             entropy = -(distribution.exp() * distribution).sum(-1)[batch.mask].mean()
         own = {"entropy": float(entropy), **metrics, **divergence(log_prob.detach(), batch)}
@@ -108,7 +114,9 @@ class Trainer:
         kept = ("rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_eff_sample_size")
         return found, {name: metrics[name] for name in kept if name in metrics}
 
-    def _policy_losses(self, tensors: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    def _policy_losses(
+        self, tensors: dict[str, torch.Tensor], age: int
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
         """verl's registered loss on each micro-batch, normalised over the whole batch as in verl's ``ppo_loss``."""
         mask = tensors["response_mask"]
         self.actor.global_batch_info.update(
@@ -120,7 +128,7 @@ class Trainer:
         policy_loss = get_policy_loss_fn(self.actor.policy_loss.loss_mode)
         chunks = zip(*(tensor.chunk(self.micro_batches) for tensor in tensors.values()), strict=True)
         parts = [dict(zip(tensors, chunk, strict=True)) for chunk in chunks]
-        with self._step_quantile(parts):
+        with self._step_quantile(parts, age):
             results = [
                 policy_loss(
                     **{"rollout_is_weights": None, **part}, loss_agg_mode=self.actor.loss_agg_mode, config=self.actor
@@ -129,12 +137,26 @@ class Trainer:
             ]
         return [loss for loss, _ in results], [metrics for _, metrics in results]
 
-    def _step_quantile(self, parts: Sequence[dict[str, torch.Tensor]]) -> AbstractContextManager[None]:
-        """The context of a SAT loss with ``quantile_scope=batch``: one q for all micro-batches of the step."""
+    def _step_quantile(self, parts: Sequence[dict[str, torch.Tensor]], age: int) -> AbstractContextManager[None]:
+        """The context of a SAT loss with one q for all micro-batches of the step."""
         options = self.actor.policy_loss
-        if options.get("quantile_scope", "microbatch") != "batch":
+        numeric = not isinstance(options.get("reference", "batch"), str)
+        if options.get("quantile_scope", "microbatch") != "batch" or numeric:
             return nullcontext()
-        return batch_quantile(batch_tail_reference(parts, options.loss_mode, options.alpha))
+        if self.reference is None:
+            return batch_quantile(batch_tail_reference(parts, options.loss_mode, options.alpha))
+        return batch_quantile(self._fresh_reference(self.reference, parts, age))
+
+    def _fresh_reference(
+        self, memory: ReferenceMemory, parts: Sequence[dict[str, torch.Tensor]], age: int
+    ) -> StepReference:
+        """q by ``reference=fresh``, which the memory takes note of."""
+        options = self.actor.policy_loss
+        aged = [{**part, "ages": torch.full(part["log_prob"].shape[:1], age)} for part in parts]
+        found = batch_fresh_reference(aged, options.loss_mode, options.alpha, memory.before(self.step))
+        assert found.fresh is not None
+        memory.after(self.step, age, float(found.fresh))
+        return found
 
 
 def _average(metrics: list[dict[str, Any]]) -> Row:

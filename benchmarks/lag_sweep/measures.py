@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.statistics import FINAL_EVALUATIONS
 from recipes import signal
+from recipes.clip import NO_DUAL_CLIP
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,6 +31,7 @@ NAMES = {
     "gate": ("actor/sat/gate_rate", "actor/sat/gate_rate"),
     "intercepted": ("actor/sat/intercepted", "actor/sat/intercepted"),
     "q": ("actor/sat/q", "actor/sat/q"),
+    "cap": ("actor/sat/cap", "actor/sat/cap"),
     "eps_eff_low": ("actor/sat/eps_eff_low", "actor/sat/eps_eff_low"),
     "eps_eff_high": ("actor/sat/eps_eff_high", "actor/sat/eps_eff_high"),
 }
@@ -111,17 +113,19 @@ def area(steps: Sequence[float], scores: Sequence[float]) -> float:
 def measure(found: Mapping[str, Sequence[float | None]], evaluations: Rows) -> dict[str, float | None]:
     """The numbers of a cell; None where an engine or a loss does not report what they need.
 
-    ``initial``, ``final`` (mean of the last three evaluations), ``peak``, ``peak_step``, ``auc``, ``drop`` (peak minus
-    final), ``collapse_step``. Means over the steps: ``d_bar``, ``kl``, ``k3_kl``, ``ess``, ``clip``, ``dual_clip``,
-    ``gate``, ``intercepted``, ``q``, ``eps_eff_low``, ``eps_eff_high``, ``age``. ``d_bar_max`` and ``d_bar_spikes``,
-    steps above .03; ``ess_min``; ``entropy_end`` and ``d_bar_end``, over the last tenth of the steps;
-    ``grad_norm_median``, ``grad_norm_max``, ``grad_norm_spikes``; ``groups_with_signal``; ``lost_values``, numbers of
-    the series that were not finite.
+    ``initial``, ``final`` (mean of the last three evaluations), ``peak``, ``peak_step``, ``auc``, ``drop`` (peak
+    minus final), ``collapse_step``. Means over the steps: ``d_bar``, ``kl``, ``k3_kl``, ``ess``, ``clip``,
+    ``dual_clip``, ``gate``, ``intercepted``, ``q``, ``cap`` (where there is one), ``eps_eff_low``, ``eps_eff_high``,
+    ``age``. ``d_bar_max`` and ``d_bar_spikes``, steps above .03; ``ess_min``; ``entropy_end`` and ``d_bar_end``, over
+    the last tenth of the steps; ``grad_norm_median``, ``grad_norm_max``, ``grad_norm_spikes``;
+    ``groups_with_signal``; ``lost_values``, numbers of the series that were not finite.
     """
     steps = [row["step"] for row in evaluations]
     scores = [row["success"] for row in evaluations]
     final, peak = fmean(scores[-FINAL_EVALUATIONS:]), max(scores)
     values = {name: [value for value in column if value is not None] for name, column in found.items()}
+    if "cap" in values:
+        values["cap"] = [value for value in values["cap"] if value < NO_DUAL_CLIP]
 
     def mean(name: str) -> float | None:
         return fmean(values[name]) if values.get(name) else None
@@ -131,8 +135,8 @@ def measure(found: Mapping[str, Sequence[float | None]], evaluations: Rows) -> d
 
     d_bar, norms = values.get("d_bar", []), values.get("grad_norm", [])
     means = (
-        "age", "d_bar", "kl", "k3_kl", "ess", "clip", "dual_clip", "gate", "intercepted", "q", "eps_eff_low",
-        "eps_eff_high", "groups_with_signal", "response_tokens",
+        "age", "d_bar", "kl", "k3_kl", "ess", "clip", "dual_clip", "gate", "intercepted", "q", "cap",
+        "eps_eff_low", "eps_eff_high", "groups_with_signal", "response_tokens",
     )  # fmt: skip
     return {
         "initial": scores[0],

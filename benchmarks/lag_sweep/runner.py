@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.lag_sweep import lab_cells, verl_cells
 from benchmarks.lag_sweep.lab_cells import Outcome
-from benchmarks.lag_sweep.matched import matched_to, mean_radii
+from benchmarks.lag_sweep.matched import Radii, matched_to, mean_radii
 from benchmarks.lag_sweep.progress import Report
 from benchmarks.lag_sweep.settings import Settings
 from benchmarks.lag_sweep.spec import Spec, group_by_key, places, sources
@@ -73,7 +73,7 @@ class Matrix:
 
     def spec(self, place: Place) -> Spec:
         radii = self.radii.get(place)
-        return Spec(place, self.settings, (radii.low, radii.high) if radii else None)
+        return Spec(place, self.settings, Radii(radii.low, radii.high, radii.cap) if radii else None)
 
     def resolve(self) -> None:
         """Find the keys and records of all cells; a matched arm has a key once the cells of its SAT arm are done."""
@@ -96,12 +96,11 @@ class Matrix:
         if any(cell is None or self._again(cell) for cell in cells):
             return None
         done = [cell for cell in cells if cell is not None and cell.status == "done"]
-        radii = [(cell.metrics["eps_eff_low"], cell.metrics["eps_eff_high"]) for cell in done]
-        known = [(low, high) for low, high in radii if low is not None and high is not None]
+        radii = [(cell.metrics["eps_eff_low"], cell.metrics["eps_eff_high"], cell.metrics.get("cap")) for cell in done]
+        known = [Radii(low, high, cap) for low, high, cap in radii if low is not None and high is not None]
         if not known:
             return None
-        low, high = mean_radii(known)
-        return Matched(arm=done[0].arm, low=low, high=high, keys=[cell.key for cell in done])
+        return Matched(arm=done[0].arm, **mean_radii(known)._asdict(), keys=[cell.key for cell in done])
 
     def record(self, place: Place) -> Cell | None:
         key = self.keys.get(place)

@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 from benchmarks.arms import Arm
 from benchmarks.lab import LabConfig, identity
 from benchmarks.lab.engine import ENGINE_VERSION
-from benchmarks.lag_sweep.matched import arm_of, matched_to
+from benchmarks.lag_sweep.matched import Radii, arm_of, matched_to
 from benchmarks.lag_sweep.settings import LEARNING_RATES, Settings
 from benchmarks.lag_sweep.store import Place
+from recipes import variants
 from recipes.clip import DUAL_CLIP_LOSSES
 from recipes.compose import compose
 from recipes.derive import derive
@@ -44,7 +45,7 @@ class Spec:
 
     place: Place
     settings: Settings
-    radii: tuple[float, float] | None = None
+    radii: Radii | None = None
 
     @property
     def arm(self) -> Arm:
@@ -158,7 +159,8 @@ def _composed(words: tuple[str, ...]) -> dict[str, Any]:
     """The derived config of a run, at a fixed place, without what only says how it was asked for."""
     cfg = derive(compose([*words, "run_dir=/run", "cache_dir=/cache"]))
     content: Any = OmegaConf.to_container(cfg, resolve=False)
-    for name in ("overrides", "choices", "checkpoint"):
+    # The last two stand in the policy loss, if they are given.
+    for name in ("overrides", "choices", "checkpoint", *variants.WORDS):
         content.pop(name, None)
     return content
 

@@ -31,12 +31,13 @@ class Place(NamedTuple):
 
 
 class Matched(BaseModel):
-    """Radii of a matched arm: the means over the cells with these keys."""
+    """Radii of a matched arm, and its cap for A < 0: the means over the cells with these keys."""
 
     model_config = ConfigDict(extra="forbid")
     arm: str
     low: float
     high: float
+    cap: float | None = None
     keys: list[str]
 
 

@@ -53,6 +53,7 @@ METRICS = {
     "gate": "share of the active tokens beyond SAT's tail reference q; about a tenth on any data",
     "intercepted": "share of the active tokens whose gradient SAT removes where the base loss keeps it",
     "q": "SAT's tail reference: the 90 % quantile of |log pi - log mu| over the tokens",
+    "cap": "largest ratio that a token with A < 0 is weighed with, of arms with a cap that depends on q",
     "eps_eff": "effective radius: that with which PPO would have SAT's gradient; lower and upper",
     "samples/s": "responses sampled and trained on per second, evaluations between the steps included",
     "seconds": "wall time of a cell; CPU seconds where the laboratory measures them",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.arms import ARMS
-from benchmarks.lag_sweep.matched import SUFFIX
+from benchmarks.lag_sweep.matched import SUFFIX, base_of, matched_to
 from benchmarks.lag_sweep.settings import LEARNING_RATES
 from benchmarks.lag_sweep.store import Place
 from benchmarks.report.estimates import Difference, difference, holm
@@ -178,7 +178,8 @@ def further(study: Study, tested: Iterable[Family]) -> list[Test]:
     for block in study.blocks:
         arms = study.arms(block)
         for arm in arms:
-            base = arm.removesuffix(SUFFIX) if arm.endswith(SUFFIX) else ARMS[arm].base if arm in ARMS else None
+            source = matched_to(arm)
+            base = base_of(source).name if source else ARMS[arm].base if arm in ARMS else None
             control = f"{arm.removeprefix('sat_')}{SUFFIX}" if arm.startswith("sat_") else None
             for other in (base, control):
                 for lag in study.lags(block):

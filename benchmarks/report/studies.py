@@ -13,7 +13,7 @@ import pandas as pd
 
 from benchmarks.arms import ARMS
 from benchmarks.lag_sweep import Cell, Sweep, load
-from benchmarks.lag_sweep.matched import SUFFIX, matched_to
+from benchmarks.lag_sweep.matched import SUFFIX, base_of, matched_to
 from benchmarks.lag_sweep.store import Asked, Entry, Place
 
 
@@ -36,8 +36,9 @@ class Group(NamedTuple):
 
 def label(arm: str) -> str:
     """The name of an arm for people; the arm's own where it is unknown."""
-    if matched_to(arm):
-        return f"{ARMS[arm.removesuffix(SUFFIX)].label}, fixed at SAT's radius"
+    if (source := matched_to(arm)) is not None:
+        base, own = base_of(source), arm.removesuffix(SUFFIX) in ARMS
+        return f"{base.label}, fixed at SAT's radius" if own else f"{base.label}, fixed as {ARMS[source].label}"
     return ARMS[arm].label if arm in ARMS else arm
 
 
