@@ -123,6 +123,8 @@ def _finding(study: Study, family: Family, base: str, rest: Sequence[Test]) -> F
     first, second = _about(family, base)
     said = claim(tests)
     title = f"{first} against {second}"
+    if said == "described" or (tests and not family.tested):
+        return _described(title, tests, study)
     if said == "not answered":
         sentences = _verdicts(tests) if any(test.answered for test in tests) else []
         return Finding(title, _not_answered(tests, study), "open", [*sentences, *_interim(tests)])
@@ -133,6 +135,18 @@ def _finding(study: Study, family: Family, base: str, rest: Sequence[Test]) -> F
         *_elsewhere(study, family, base, said, rest),
     ]
     return Finding(title, text.format(first=first, second=second), tone, [one for one in sentences if one])
+
+
+def _described(title: str, tests: Sequence[Test], study: Study) -> Finding:
+    """Of comparisons that are no tests: what the seeds say, and no claim."""
+    title = f"{title} (described, not tested)"
+    if not all(test.answered for test in tests):
+        return Finding(title, _not_answered(tests, study), "open", _interim(tests))
+    means = [test.found.mean for test in tests if test.found]
+    n = max(test.found.n for test in tests if test.found)
+    texts = [f"{_where(test, tests)}: {interval(test.found)}" for test in tests]
+    headline = f"{counted(n, 'seed')}, no claim: means from {signed(min(means))} to {signed(max(means))}"
+    return Finding(title, headline, "open", [f"{'; '.join(texts)}. 95 % intervals, uncorrected.", _left_open(tests)])
 
 
 def _verdicts(tests: Sequence[Test]) -> list[str]:
@@ -194,6 +208,8 @@ def lag_hurts(study: Study, family: Family) -> Finding:
     """H3: the base losses at the longest lag against lag 0."""
     tests = family.tests
     title = "What lag costs the base losses"
+    if not family.tested:
+        return _described(title, tests, study)
     if not all(test.answered for test in tests):
         return Finding(title, _not_answered(tests, study), "open", _interim(tests))
     texts = [

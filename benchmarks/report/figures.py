@@ -49,7 +49,7 @@ def looks(group: Group) -> dict[str, Look]:
     return found
 
 
-def _curve(arm: str, look: Look, points: Sequence[tuple[float, Sequence[float]]]) -> Curve | None:
+def curve(arm: str, look: Look, points: Sequence[tuple[float, Sequence[float]]]) -> Curve | None:
     """Means with bands of (x, values over seeds)."""
     known = [(x, one) for x, values in points if (one := estimate(values)) is not None]
     if not known:
@@ -80,8 +80,8 @@ def _by_lag(study: Study, metric: str, y_name: str, *, log: bool = False) -> lis
                 points = [(lag, list(study.values(block, arm, lag, metric).values())) for lag in study.lags(block)]
                 if log:
                     points = [(lag, values) for lag, values in points if not values or np.mean(values) > 0]
-                curve = _curve(arm, look, points)
-                curves += [curve] if curve else []
+                found = curve(arm, look, points)
+                curves += [found] if found else []
             if curves:
                 title = f"{group.name}, {_short(study, block)}"
                 plots.append(lines(curves, title=title, x_name="lag", y_name=y_name, ticks=study.lags(block), log=log))
@@ -131,8 +131,8 @@ def learning(study: Study) -> Plates:
                     for run in cells.get((block, arm, lag), []):
                         for step, score in zip(run.get("step", []), run.get("success", []), strict=True):
                             points.setdefault(step, []).append(score)
-                    curve = _curve(arm, look, sorted(points.items()))
-                    curves += [curve] if curve else []
+                    found = curve(arm, look, sorted(points.items()))
+                    curves += [found] if found else []
                 if curves:
                     title = f"{group.name}, {_short(study, block)}, lag {lag}"
                     plots.append(lines(curves, title=title, x_name="optimizer step", y_name="score", marks=False))
