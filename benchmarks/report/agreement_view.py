@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.report.agreement import MARGIN, OUTCOMES, SAME, Comparison, Pair, Where, pairs, unlike
 from benchmarks.report.answer import Finding, Tone, counted, interval, p_text, signed
-from benchmarks.report.drawing import Look, lines
-from benchmarks.report.estimates import Unpaired, estimate
-from benchmarks.report.figures import Legend, Plates, curve
+from benchmarks.report.drawing import Look
+from benchmarks.report.estimates import Difference, Unpaired, estimate
+from benchmarks.report.figures import Legend, Plates, Plot, curve, draw
 from benchmarks.report.studies import Study, label
 from benchmarks.report.tables import Shown, Table, number, with_spread
 
@@ -22,9 +22,8 @@ TITLE = "Does the laboratory predict the real stack?"
 LAB, VERL = Look(0, 1), Look(1, 0)
 _TONES = {"agree": "yes", "differ": "no", "interim": "muted", "not run": "muted"}
 _MECHANICS = {
-    "age": "age", "d_bar": "d-bar", "kl": "KL", "clip": "clip", "q": "q", "eps_eff_low": "eps_eff low",
-    "eps_eff_high": "eps_eff high", "intercepted": "intercepted", "grad_norm_median": "gradient norm",
-    "response_tokens": "tokens",
+    "age": "age", "d_bar": "d-bar", "clip": "clip", "q": "q", "eps_eff_low": "eps_eff low",
+    "eps_eff_high": "eps_eff high", "intercepted": "intercepted",
 }  # fmt: skip
 
 
@@ -82,14 +81,27 @@ def effects(pair: Pair) -> Table:
         sat, control, task, lag = one.name
         sides = [Shown(interval(found)) if found else Shown("not run", "", "muted") for found in (lab, verl)]
         rows.append([Shown(f"{label(sat)} − {label(control)}"), Shown(task), Shown(lag), Shown(_count(one)), *sides,
-                     Shown(gap(one.found)), _verdict(one)])  # fmt: skip
+                     Shown(gap(one.found)), Shown(p_text(one.found.p if one.found else None)),
+                     Shown(_signs(lab, verl))])  # fmt: skip
     head = ["comparison", "task", "lag", "n (lab : verl)", "effect, lab [95 %]", "effect, verl [95 %]",
-            "verl − lab [95 %]", "verdict"]  # fmt: skip
+            "verl − lab [95 %]", "p", "sign (lab, verl)"]  # fmt: skip
     note = (
         "Differences of the AUC, paired by seed within each engine. The last difference says whether the engines would "
-        "lead to the same conclusion, whatever they have in common elsewhere. Uncorrected; described, not tested."
+        "lead to the same conclusion. Sign: of each effect, 0 where its interval holds 0. Uncorrected; described, not "
+        "tested, and without a verdict: the effects are smaller than the margin of the scores."
     )
     return Table(f"{pair.id}-effects", "What SAT does in the two engines", head, rows, 2, note)
+
+
+def _signs(*effects: Difference | None) -> str:
+    """``+, 0``: the sign of each effect whose interval leaves one."""
+
+    def sign(found: Difference | None) -> str:
+        if found is None or found.low is None or found.high is None:
+            return "?"
+        return "+" if found.low > 0 else "−" if found.high < 0 else "0"
+
+    return ", ".join(map(sign, effects))
 
 
 def mechanics(pair: Pair) -> Table:
@@ -141,20 +153,23 @@ def overlays(pair: Pair) -> list[Plates]:
     legends = [Legend(LAB.swatch, "laboratory"), Legend(VERL.swatch, "real stack")]
     found = []
     for name, title, y_name, caption in drawn:
-        plots = [plot for place in pair.shared if (plot := _overlay(pair, place, name, y_name))]
+        plots = [plot for place in pair.shared if (plot := _overlay(pair, place, name))]
         if plots:
-            found.append(Plates(f"{pair.id}-{name}", title, plots, caption, legends, folded=name == "d_bar"))
+            svgs = draw(plots, "optimizer step", y_name, score=name == "success")
+            found.append(Plates(f"{pair.id}-{name}", title, svgs, caption, legends, folded=name == "d_bar"))
     return found
 
 
-def _overlay(pair: Pair, place: Where, name: str, y_name: str) -> str | None:
+def _overlay(pair: Pair, place: Where, name: str) -> Plot | None:
     curves = []
     for study, engine, look in ((pair.lab, "laboratory", LAB), (pair.verl, "real stack", VERL)):
         points = _points(study, place, name)
         found = curve(engine, look, sorted(points.items()))
         curves += [found] if found else []
     title = f"{label(place.arm)}, {place.block.task}, lag {place.lag}"
-    return lines(curves, title=title, x_name="optimizer step", y_name=y_name, marks=False) if curves else None
+    # d-bar grows with the lag many times over: one axis for each.
+    axis = place.block.task if name == "success" else f"{place.block.task} {place.lag}"
+    return Plot(axis, title, curves) if curves else None
 
 
 def _points(study: Study | None, place: Where, name: str) -> dict[float, list[float]]:

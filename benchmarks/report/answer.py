@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.report.estimates import Difference
-from benchmarks.report.protocol import Claim, Family, Name, Test, claim, due_seeds, primary_blocks
+from benchmarks.report.protocol import Claim, Family, Name, Test, Verdict, claim, due_seeds, primary_blocks
 from benchmarks.report.studies import Block, Study, label
 
 Tone = Literal["yes", "no", "open"]
@@ -92,6 +92,7 @@ def _left_open(tests: Sequence[Test]) -> str:
     )
 
 
+_VERDICTS: tuple[Verdict, ...] = ("better", "worse", "no difference that matters", "undecided")
 _HEADLINES: dict[Claim, tuple[str, Tone]] = {
     "beats": ("Yes: {first} beats {second}, on every task and worse nowhere", "yes"),
     "is beaten": ("No: {first} is worse than {second} on every task and better nowhere", "no"),
@@ -155,14 +156,12 @@ def _verdicts(tests: Sequence[Test]) -> list[str]:
     answered = [test for test in tests if test.answered]
     n = sorted({test.found.n for test in answered if test.found})
     seeds = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
-    found.append(f"{counted(len(answered), 'comparison')} over {seeds} common seeds, corrected by Holm.")
+    counts = {name: sum(test.verdict == name for test in answered) for name in _VERDICTS}
+    shares = ", ".join(f"{name} in {number}" for name, number in counts.items())
+    found.append(f"{counted(len(answered), 'comparison')} over {seeds} common seeds, corrected by Holm: {shares}.")
     for verdict in ("better", "worse"):
-        number = sum(test.verdict == verdict for test in answered)
-        detail = f": {_each(answered, verdict)}" if number else ""
-        found.append(f"{verdict.capitalize()} in {number} of {len(answered)}{detail}.")
-    same = sum(test.verdict == "no difference that matters" for test in answered)
-    open_ = sum(test.verdict == "undecided" for test in answered)
-    found.append(f"No difference that matters in {same}, undecided in {open_}.")
+        if counts[verdict]:
+            found.append(f"{verdict.capitalize()}: {_each(answered, verdict)}.")
     return found
 
 
