@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -23,9 +22,11 @@ from rich.console import Console
 from benchmarks.lag_sweep.lab_cells import ROOT, Outcome, failure, rounded
 from benchmarks.lag_sweep.measures import measure, no_signal, series
 from benchmarks.lag_sweep.spec import Spec
+from benchmarks.lag_sweep.workers import end_with_parent
 from recipes import report
 from recipes.errors import ConfigError
 from recipes.launch import LOG_FILE
+from recipes.lock import LOCK_FILE, locked
 from recipes.report import SUMMARY_FILE
 from recipes.resume import CONFIG_FILE, begin_or_go_on, last_step
 from recipes.schedule import schedule_of
@@ -37,8 +38,7 @@ TAIL_LINES = 20
 INTERRUPTED = 130
 """Exit status of ``recipes.train`` after ctrl-C or SIGTERM."""
 _CAUSE = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|^error ")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None  # loaded before a fork, not after it
+_BEFORE = {LOCK_FILE, METRICS_FILE, f"{CONFIG_FILE}.partial"}
 
 
 def run_dir(out: Path, key: str) -> Path:
@@ -60,9 +60,10 @@ def command(spec: Spec, folder: Path) -> list[str]:
 
 
 def run_cell(spec: Spec, folder: Path) -> Outcome:
-    """Run a cell to its end and read it; ctrl-C goes to the run, which cleans up, and so does the sweep's own end."""
+    """Run a cell to its end and read it. On ctrl-C, or if this process is killed, the run is ended, and cleans up."""
     if begun(folder) and last_step(folder) >= spec.settings.steps:
         return _close(folder)
+    _clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     start = log.stat().st_size if log.is_file() else 0
@@ -70,12 +71,12 @@ def run_cell(spec: Spec, folder: Path) -> Outcome:
         # A session of its own: a terminal's ctrl-C would reach it twice, and the second one would end its cleaning up.
         process = subprocess.Popen(
             command(spec, folder), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=_end_with_parent,
+            start_new_session=True, preexec_fn=end_with_parent,
         )  # fmt: skip
         try:
             code = process.wait()
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # not SIGINT: started in the background of a script, the run ignores it
             process.wait()
             raise
     if code:
@@ -83,10 +84,11 @@ def run_cell(spec: Spec, folder: Path) -> Outcome:
     return read_or_fail(folder)
 
 
-def _end_with_parent() -> None:
-    """In the child: if the sweep is killed, the run is ended as by SIGTERM and can be resumed."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def _clear(folder: Path) -> None:
+    """Remove what a run leaves that was killed before it had begun: the recipe refuses a folder that holds anything."""
+    if folder.is_dir() and not begun(folder) and {path.name for path in folder.iterdir()} <= _BEFORE:
+        with locked(folder, Console(quiet=True)):
+            shutil.rmtree(folder)
 
 
 def failed(folder: Path, log: Path, code: int, start: int = 0) -> Outcome:

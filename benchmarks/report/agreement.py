@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.arms import ARMS
 from benchmarks.lag_sweep.matched import SUFFIX
 from benchmarks.report.estimates import Difference, Unpaired, difference, holm, welch
 from benchmarks.report.protocol import ALPHA
@@ -92,15 +93,21 @@ class Pair:
         return [call for study in (self.lab, self.verl) if study for call in study.commands]
 
     @cached_property
+    def alone(self) -> list[str]:
+        """Arms that the real stack was asked for and that the laboratory cannot run: they replay routes, or need a
+        critic."""
+        return [arm for arm in (self.verl.arms() if self.verl else []) if {"experts", "critic"} & set(_needs(arm))]
+
+    @cached_property
     def places(self) -> list[Where]:
-        """What the real stack was asked for, in order; without one there is nothing to compare."""
+        """What the real stack was asked for and the laboratory can run, in order; without a real stack nothing."""
         if self.verl is None:
             return []
         study = self.verl
         return [
             Where(block, arm, lag)
             for block in study.blocks for arm in study.arms(block) for lag in study.lags(block)
-            if (block, arm, lag) in study.asked
+            if (block, arm, lag) in study.asked and arm not in self.alone
         ]  # fmt: skip
 
     @property
@@ -161,6 +168,11 @@ class Pair:
                 one = Comparison(name, *gaps, whole=self.whole(place, control))
                 found.append((one, difference(*sides[0]), difference(*sides[1])))
         return found
+
+
+def _needs(arm: str) -> tuple[str, ...]:
+    known = ARMS.get(arm.removesuffix(SUFFIX))
+    return known.needs if known else ()
 
 
 def _settled(study: Study | None, place: Where) -> bool:

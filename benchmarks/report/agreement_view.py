@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.report.agreement import MARGIN, OUTCOMES, SAME, Comparison, Pair, Where, pairs, unlike
-from benchmarks.report.answer import Finding, Tone, counted, interval, p_text, signed
+from benchmarks.report.answer import Finding, Tone, counted, interval, joined, p_text, signed
 from benchmarks.report.drawing import Look
 from benchmarks.report.estimates import Difference, Unpaired, estimate
 from benchmarks.report.figures import Legend, Plates, Plot, curve, draw
@@ -205,6 +205,8 @@ def finding(pair: Pair, labs: Sequence[Study]) -> Finding:
         f"Differs: {label(one.name[0])}, {one.name[1]} at lag {one.name[2]}: {gap(one.found)}, p (Holm) "
         f"{p_text(one.adjusted)}." for one in judged if one.verdict == "differ"
     ]  # fmt: skip
+    if pair.alone:
+        texts.append(f"Of the real stack alone, the laboratory has no such arms: {joined(map(label, pair.alone))}.")
     headline, tone = _headline(counts, [one.verdict for one in mean])
     return Finding(TITLE, headline, tone, texts)
 
@@ -212,10 +214,10 @@ def finding(pair: Pair, labs: Sequence[Study]) -> Finding:
 def _headline(counts: Counter[str], mean: Sequence[str]) -> tuple[str, Tone]:
     if counts["interim"] or counts["not run"]:
         return "Not answered: cells of one engine or of both are missing", "open"
-    if counts["differ"] or "differ" in mean:
-        return f"No: the engines differ in {counted(counts['differ'], 'place')}" + (
-            ", and on average" if "differ" in mean else ""
-        ), "no"
+    where = [f"in {counted(counts['differ'], 'place')}"] if counts["differ"] else []
+    where += ["on average over the places"] if "differ" in mean else []
+    if where:
+        return f"No: the engines differ {joined(where)}", "no"
     if mean and set(mean) == {"agree"}:
         return f"Yes, on average over the places, within ±{MARGIN:g}; no place differs", "yes"
     return f"Undecided: no place differs, and the seeds cannot show agreement within ±{MARGIN:g}", "open"
