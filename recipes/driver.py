@@ -8,19 +8,31 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sat_verl import cpu
 from sat_verl.cpu import forkserver
 
 
-def main(run_dir: Path, runtime_dir: Path) -> None:
+def load(run_dir: Path, runtime_dir: Path) -> DictConfig:
+    """The run's config, for a Ray cluster of its own in ``runtime_dir`` if it has one.
+
+    On the CPU its workers are then forked: call this before Ray and verl are imported, so that the server does it
+    meanwhile.
+    """
     config = OmegaConf.load(run_dir / "config.yaml")
-    if config.ray_kwargs.ray_init.get("address") == "local":
-        config.ray_kwargs.ray_init._temp_dir = str(runtime_dir / "r")
-        if cpu.enabled():
-            with open_dict(config):
-                config.ray_kwargs.ray_init.runtime_env = {"py_executable": str(forkserver.start(runtime_dir))}
+    assert isinstance(config, DictConfig)
+    init = config.ray_kwargs.ray_init
+    if init.get("address") == "local":
+        with open_dict(init):
+            init._temp_dir = str(runtime_dir / "r")
+        if cpu.enabled() and init.runtime_env.py_executable is None:
+            init.runtime_env.py_executable = str(forkserver.start(runtime_dir))
+    return config
+
+
+def main(run_dir: Path, runtime_dir: Path) -> None:
+    config = load(run_dir, runtime_dir)
 
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo

@@ -149,6 +149,8 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         ENGINE_ENV: engine,
         # vLLM's sampler and megatron-core compile small functions at their first call: 10 and 30 seconds.
         "TORCHDYNAMO_DISABLE": "1",
+        # Of TransferQueue, for every put and get; with more than there are cores it writes a warning each time.
+        "TQ_NUM_THREADS": "1",
         "TMPDIR": str(runtime_dir),
         paths.SOCKET_DIR_ENV: str(sockets),
         paths.SHM_DIR_ENV: str(weights),

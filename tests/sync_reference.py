@@ -1,6 +1,6 @@
 """verl's own synchronous trainer on a recipe's config: what lag=0 must reproduce.
 
-``python -m tests.sync_reference RUN_DIR RUNTIME_DIR``, as recipes.driver is started. Everything is verl's: trainer,
+``python sync_reference.py RUN_DIR RUNTIME_DIR``, as recipes.driver is started. Everything is verl's: trainer,
 replay buffer, colocated engines, weight transfer. Only prompts and requests have the names and seeds that ours have, or
 the two would sample different responses.
 """
@@ -8,9 +8,7 @@ the two would sample different responses.
 import sys
 from pathlib import Path
 
-import ray
-from omegaconf import OmegaConf
-from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from recipes import driver
 
 
 def synchronous(config):
@@ -25,24 +23,34 @@ def synchronous(config):
     return config
 
 
-@ray.remote(num_cpus=1)
-class Runner(TaskRunnerV1.__ray_actor_class__):
-    def run(self, config):
-        from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+def runner():
+    from verl.trainer.main_ppo import TaskRunnerV1
 
-        from sat_verl.rollout import RecordingClient
-        from sat_verl.trainer import NumberedPrompts
+    class Runner(TaskRunnerV1.__ray_actor_class__):
+        def run(self, config):
+            from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-        PPOTrainerSync.__bases__ = (NumberedPrompts, *PPOTrainerSync.__bases__)
-        PPOTrainerSync.get_llm_client = lambda self: self.llm_server_manager.get_client(client_cls=RecordingClient)
-        super().run(config)
+            from sat_verl.rollout import RecordingClient
+            from sat_verl.trainer import NumberedPrompts
+
+            PPOTrainerSync.__bases__ = (NumberedPrompts, *PPOTrainerSync.__bases__)
+            PPOTrainerSync.get_llm_client = lambda self: self.llm_server_manager.get_client(client_cls=RecordingClient)
+            super().run(config)
+
+    return Runner
+
+
+def main(run_dir, runtime_dir):
+    config = synchronous(driver.load(run_dir, runtime_dir))
+
+    import ray
+    from verl.trainer.main_ppo import run_ppo
+
+    try:
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner()))
+    finally:
+        ray.shutdown()
 
 
 if __name__ == "__main__":
-    run_dir, runtime_dir = Path(sys.argv[1]), Path(sys.argv[2])
-    config = synchronous(OmegaConf.load(run_dir / "config.yaml"))
-    config.ray_kwargs.ray_init._temp_dir = str(runtime_dir / "r")
-    try:
-        run_ppo(config, task_runner_class=Runner)
-    finally:
-        ray.shutdown()
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

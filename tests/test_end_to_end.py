@@ -64,6 +64,7 @@ def test_lag_zero_reproduces_verls_synchronous_trainer(tmp_path, monkeypatch):
     reference.mkdir()
     (reference / "config.yaml").write_text((ours / "config.yaml").read_text().replace(str(ours), str(reference)))
     cfg = OmegaConf.load(reference / "config.yaml")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with launch.training_process(cfg, reference, program=[str(ROOT / "tests/sync_reference.py")]) as process:
         assert process.wait() == 0, (reference / "train.log").read_text()[-3000:]
 
@@ -301,6 +302,7 @@ def test_a_killed_run_leaves_nothing_behind_and_goes_on_with_nothing_lost(tmp_pa
     run = start([f"resume={run_dir}"], tmp_path / "second.log")
     processes = wait_for_steps(run, run_dir, 5)
     engine = next(process for process in processes if "EngineCore" in " ".join(process.cmdline()))
+    assert "sat_verl.cpu.forkserver" in engine.parent().cmdline(), "it need not import anything"
     engine.kill()
     assert run.wait(timeout=300) == 1, "a dead engine ends the run, and soon"
     text = (tmp_path / "second.log").read_text()
