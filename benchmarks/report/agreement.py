@@ -141,8 +141,10 @@ class Pair:
         for block in dict.fromkeys(place.block for place in self.shared):
             places = [place for place in self.shared if place.block == block and self.whole(place)]
             if len(places) > 1:
-                sides = [_means([self.values(engine, place, metric) for place in places]) for engine in ("lab", "verl")]
-                found.append(Comparison((f"mean of {len(places)} places", block.task, "all"), *sides, whole=True))
+                lab, verl = (
+                    _means([self.values(engine, place, metric) for place in places]) for engine in ("lab", "verl")
+                )
+                found.append(Comparison((f"mean of {len(places)} places", block.task, "all"), lab, verl, whole=True))
         return found
 
     def effects(self, metric: str = JUDGED) -> list[tuple[Comparison, Difference | None, Difference | None]]:
@@ -163,9 +165,9 @@ class Pair:
                 sides = [
                     (self.values(side, place, metric), self.values(side, control, metric)) for side in ("lab", "verl")
                 ]
-                gaps = [{seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())} for a, b in sides]
+                lab, verl = ({seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())} for a, b in sides)
                 name = (place.arm, other, place.block.task, str(place.lag))
-                one = Comparison(name, *gaps, whole=self.whole(place, control))
+                one = Comparison(name, lab, verl, whole=self.whole(place, control))
                 found.append((one, difference(*sides[0]), difference(*sides[1])))
         return found
 
@@ -231,9 +233,9 @@ def unlike(pair: Pair) -> list[tuple[str, str, str]]:
         if name != "engine" and lab.get(name) != verl.get(name):
             rows.append((name, str(lab.get(name)), str(verl.get(name))))
     for name, getter in (("code", "git"), ("versions", "versions")):
-        sides = [_origins(study, getter) for study in (pair.lab, pair.verl)]
-        if sides[0] != sides[1]:
-            rows.append((name, *sides))
+        ours, theirs = _origins(pair.lab, getter), _origins(pair.verl, getter)
+        if ours != theirs:
+            rows.append((name, ours, theirs))
     return rows
 
 

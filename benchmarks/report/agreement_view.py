@@ -195,7 +195,7 @@ def finding(pair: Pair, labs: Sequence[Study]) -> Finding:
     if not pair.shared:
         return Finding(TITLE, "Not run: the engines have no done cell of a place in common", "open")
     judged, mean = pair.compared("auc"), pair.together()
-    counts = Counter(one.verdict for one in judged)
+    counts: Counter[str] = Counter(one.verdict for one in judged)
     texts = [f"{one.name[1]}, {one.name[0]}: {gap(one.found)}, {one.verdict}." for one in mean]
     parts = ", ".join(f"{number_} {name}" for name, number_ in counts.items())
     texts.append(
