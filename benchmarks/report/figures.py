@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.lag_sweep.matched import SUFFIX
 from benchmarks.report.drawing import Bar, Curve, Look, forest, lines, scatter, span_of
-from benchmarks.report.estimates import estimate
+from benchmarks.report.estimates import Difference, estimate
 from benchmarks.report.protocol import MATTERS, QUESTIONS, Family, Name, Test
 from benchmarks.report.studies import Block, Group, Study, label
 
@@ -205,12 +205,21 @@ def _bar(test: Test, many: bool) -> Bar | None:
                faint=not test.answered)  # fmt: skip
 
 
+FEW = 5
+"""The interval of fewer interim seeds does not set the axis: of two it is 13 standard errors wide on each side."""
+
+
+def _ends(found: Difference, answered: bool) -> tuple[float | None, ...]:
+    """What of a difference the axis must hold."""
+    return (found.mean, found.low, found.high) if answered or found.n >= FEW else (found.mean,)
+
+
 def differences(study: Study, family: Family) -> Plates | None:
     """The differences of a family with their intervals; None while there is none."""
     blocks = {test.block for test in family.tests}
     many = len(blocks) > len({block.task for block in blocks})
     rows = {base: [bar for test in family.of(base) if (bar := _bar(test, many)) is not None] for base in family.bases}
-    ends = [end for bars in rows.values() for bar in bars for end in (bar.low, bar.mean, bar.high) if end is not None]
+    ends = [end for test in family.tests if test.found for end in _ends(test.found, test.answered) if end is not None]
     plots = []
     for base, bars in rows.items():
         if bars:
@@ -219,6 +228,7 @@ def differences(study: Study, family: Family) -> Plates | None:
     name: Name = family.name
     caption = (
         "Mean difference over common seeds and its uncorrected 95 % interval. Shaded: differences that do not matter "
-        f"(±{MATTERS:g}). Faint with an open mark: interim, seeds are missing."
+        f"(±{MATTERS:g}). Faint with an open mark: interim, seeds are missing; with fewer than {FEW} its interval may "
+        "run out of the plot."
     )
     return Plates(f"forest-{name}-{study.number}", f"{name}: {QUESTIONS[name]}", plots, caption) if plots else None
