@@ -59,7 +59,7 @@ def _curve(validations: list[dict[str, Any]], cfg: DictConfig) -> list[dict[str,
     return [{"step": step} | score for step, score in scored if score is not None]
 
 
-def _phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+def phase_seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds per phase; one that comes more than once is added up."""
     totals: dict[str, float] = {}
     for row, following in pairwise(rows):
@@ -124,7 +124,7 @@ def summarise(run_dir: Path, metrics: list[dict[str, Any]], cfg: DictConfig, wal
         "loss_in_worker": workers[0],
         "wall_seconds": {
             "total": round(wall_seconds, 1),
-            "phases": _phase_seconds(read_rows(run_dir / PHASES_FILE)),
+            "phases": phase_seconds(read_rows(run_dir / PHASES_FILE)),
             "steps": _timings(metrics),
             "validation": round(sum(row["seconds"] for row in validations), 2),
         },

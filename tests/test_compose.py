@@ -13,8 +13,8 @@ from recipes.derive import derive
 from recipes.errors import ConfigError
 
 ALGORITHMS = [
-    "cispo", "dppo", "dppo_tv", "grpo", "gspo", "gspo_canonical", "is", "m2po", "ppo", "sapo", "sat_grpo", "sat_gspo",
-    "sat_gspo_canonical",
+    "cispo", "dppo", "dppo_tv", "grpo", "gspo", "gspo_canonical", "is", "m2po", "ppo", "sapo", "sat_grpo",
+    "sat_grpo_capped", "sat_grpo_fresh", "sat_gspo", "sat_gspo_canonical", "sat_gspo_fresh",
 ]  # fmt: skip
 
 

@@ -20,8 +20,6 @@ from benchmarks.lab.forward import Dense, Library
 from benchmarks.lab.update import Trainer
 from benchmarks.statistics import Interval, paired
 from recipes.errors import ConfigError
-from recipes.models.store import ensure_model
-from recipes.models.warm_start import WarmStart
 from recipes.tasks import draw, get_task
 
 NOISE = 0.01  # of the stale weights: enough for clipping, not so much that q leaves the nominal interval
@@ -29,17 +27,8 @@ NARROW = [(f"actor_rollout_ref.actor.clip_ratio_{side}", 0.05) for side in ("low
 SCOPE = "actor_rollout_ref.actor.policy_loss.quantile_scope"
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache with a model that has learnt for a second only; the lab takes its models from there."""
-    brief = WarmStart(target=0.3, max_steps=30, eval_every=15, eval_samples=64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout, "ensure_model", functools.partial(ensure_model, settings=brief))
-        yield str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture
-def small(cache):
+def small(lab_cache):
     """Makes configs of small, short runs."""
     return functools.partial(
         LabConfig,
@@ -50,7 +39,7 @@ def small(cache):
         steps=4,
         eval_every=2,
         eval_problems=16,
-        cache_dir=cache,
+        cache_dir=lab_cache,
     )
 
 

@@ -1,6 +1,5 @@
 """The lag sweep: settings, keys, measures, records, and a small matrix in the laboratory."""
 
-import functools
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from rich.console import Console
 
 import benchmarks.lab
 from benchmarks.arms import ARMS
-from benchmarks.lab import rollout
 from benchmarks.lag_sweep import __main__ as command_line
 from benchmarks.lag_sweep import load, measures, runner, verl_cells, workers
 from benchmarks.lag_sweep.matched import Radii, arm_of, matched_to, mean_radii
@@ -22,8 +20,6 @@ from benchmarks.lag_sweep.settings import parse
 from benchmarks.lag_sweep.spec import Spec, places, sources
 from benchmarks.lag_sweep.store import Cell, Place, cell_path, write_cell
 from recipes.errors import ConfigError
-from recipes.models.store import ensure_model
-from recipes.models.warm_start import WarmStart
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = (
@@ -32,15 +28,6 @@ SMALL = (
 )  # fmt: skip
 STRONG = ("lr=[2e-3]", "overrides=[actor_rollout_ref.actor.optim.lr_warmup_steps=0]")
 """Four steps make a difference."""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache with a model that has learnt for a second only."""
-    brief = WarmStart(target=0.3, max_steps=30, eval_every=15, eval_samples=64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout, "ensure_model", functools.partial(ensure_model, settings=brief))
-        yield str(tmp_path_factory.mktemp("cache"))
 
 
 def settings(*words, out="out", **changes):
@@ -122,11 +109,11 @@ def test_matched_arms_are_those_whose_sat_form_is_an_arm():
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_key_is_that_of_what_runs(cache):
+def test_the_key_is_that_of_what_runs(lab_cache):
     base = Place("chain", "sat_grpo", 2e-3, 8, 0)
 
     def key(place=base, *words, radii=None):
-        return Spec(place, settings(*SMALL[:-1], *STRONG, *words, cache=cache), radii).identity().key
+        return Spec(place, settings(*SMALL[:-1], *STRONG, *words, cache=lab_cache), radii).identity().key
 
     assert key() == key(base, "workers=3", "retry=true")
     assert key() == key(base, "quantile_scope=batch")  # that of its preset
@@ -264,9 +251,9 @@ def sweep(words, out, cache):
     return runner.run(settings(*SMALL, *words, out=out, cache=cache), ["test"], Console(quiet=True))
 
 
-def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
+def test_a_small_matrix_in_the_laboratory(tmp_path, lab_cache, monkeypatch, capsys):
     words = [*STRONG, "arms=[grpo,grpo_dual,sat_grpo,grpo_matched,sat_grpo_microbatch]", "lags=[2]", "dual_clip=3"]
-    plan = [*SMALL, *words, f"out={tmp_path}", f"cache={cache}"]
+    plan = [*SMALL, *words, f"out={tmp_path}", f"cache={lab_cache}"]
     assert command_line.main(["plan", *plan]) == 0
     text = capsys.readouterr().out
     assert "4 cells to run: time unknown" in text
@@ -281,7 +268,7 @@ def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
 
     real = benchmarks.lab.run
     monkeypatch.setattr(benchmarks.lab, "run", broken)
-    assert sweep(words, tmp_path, cache) == 1
+    assert sweep(words, tmp_path, lab_cache) == 1
     first = load(tmp_path)
     assert {cell.arm: cell.status for cell in first.cells} == {
         "grpo": "done", "grpo_dual": "done", "sat_grpo": "failed", "sat_grpo_microbatch": "failed",
@@ -292,8 +279,8 @@ def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
     monkeypatch.setattr(benchmarks.lab, "run", real)
     kept = cell_path(tmp_path, first.cells[0].key)
     before = kept.stat().st_mtime_ns
-    assert sweep(words, tmp_path, cache) == 1  # a failed cell is not run again unasked
-    assert sweep([*words, "retry=true"], tmp_path, cache) == 0
+    assert sweep(words, tmp_path, lab_cache) == 1  # a failed cell is not run again unasked
+    assert sweep([*words, "retry=true"], tmp_path, lab_cache) == 0
     assert kept.stat().st_mtime_ns == before
     done = load(tmp_path)
     cells = {cell.arm: cell for cell in done.cells}
@@ -314,7 +301,7 @@ def test_a_small_matrix_in_the_laboratory(tmp_path, cache, monkeypatch, capsys):
     assert (tmp_path / "sweep.parquet").is_file()
     assert len(done.asked.commands) == 3
     with pytest.raises(ConfigError, match=r"noise=0.1: the sweep in .* has 0.0"):
-        sweep([*words, "noise=0.1"], tmp_path, cache)
+        sweep([*words, "noise=0.1"], tmp_path, lab_cache)
 
 
 def test_a_worker_that_dies_costs_its_own_task_alone():

@@ -153,7 +153,7 @@ def test_phases_do_not_count_the_time_until_a_resume():
     rows = [
         {"phase": name, "time": time} for name, time in zip(names, (0.0, 10.0, 1000.0, 1020.0, 1050.0), strict=True)
     ]
-    assert report._phase_seconds(rows) == {"start engines": 30.0, "train": 30.0}
+    assert report.phase_seconds(rows) == {"start engines": 30.0, "train": 30.0}
 
 
 def test_success_has_the_binomial_standard_error():

@@ -23,7 +23,8 @@ SMOKE = (
 
 def main(words: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0, 1 where a cell is not done, 2 for bad input, 130 on ctrl-C."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the workers inherit it
+    if "engine=verl" not in words:  # its runs place their threads themselves
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the workers inherit it
     verb, rest = (words[0], list(words[1:])) if words and "=" not in words[0] else ("run", list(words))
     if verb in ("help", "--help", "-h"):
         print(USAGE)

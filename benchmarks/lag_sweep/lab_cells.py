@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.lag_sweep.measures import measure, no_signal, series
@@ -13,6 +15,7 @@ from benchmarks.lag_sweep.spec import Spec
 from benchmarks.lag_sweep.workers import run_all
 from sat_verl.lag import shares
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 Outcome = dict[str, Any]
 """Fields of a :class:`benchmarks.lag_sweep.store.Cell` that come from running it."""
 
@@ -49,8 +52,13 @@ def rounded(metrics: dict[str, float | None]) -> dict[str, float | None]:
     return {name: value if value is None else float(f"{value:.6g}") for name, value in metrics.items()}
 
 
-def failure(text: str) -> Outcome:
-    return {"status": "failed", "error": text.strip()}
+def failure(text: str, *folders: Path) -> Outcome:
+    """A failed record. Paths below ``folders``, this clone, the Python installation and the home folder become relative
+    to them: records are shown to others, and compared between machines.
+    """
+    for folder in (*map(str, folders), str(ROOT), sys.prefix, sys.base_prefix):
+        text = text.replace(f"{folder}/", "")
+    return {"status": "failed", "error": text.replace(str(Path.home()), "~").strip()}
 
 
 def run_cells(

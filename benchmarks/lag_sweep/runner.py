@@ -198,7 +198,7 @@ def _run_all(matrix: Matrix, specs: Sequence[Spec], report: Report) -> None:
         folder = verl_cells.run_dir(matrix.out, spec.identity().key)
         report.started(spec)
         if verl_cells.finished(folder):
-            finished(spec, verl_cells.read(folder))
+            finished(spec, verl_cells.read_or_fail(folder))
         elif matrix.settings.submit == "local":
             with _interrupted(matrix, report):
                 finished(spec, verl_cells.run_cell(spec, folder))

@@ -5,27 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lag_sweep.lab_cells import Outcome, failure, rounded
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from benchmarks.lag_sweep.lab_cells import ROOT, Outcome, failure, rounded
 from benchmarks.lag_sweep.measures import measure, no_signal, series
 from benchmarks.lag_sweep.spec import Spec
+from benchmarks.lag_sweep.workers import end_with_parent
+from recipes import report
 from recipes.errors import ConfigError
+from recipes.launch import LOG_FILE
+from recipes.lock import LOCK_FILE, locked
 from recipes.report import SUMMARY_FILE
-from recipes.resume import CONFIG_FILE, begin_or_go_on
-from sat_verl.records import LAG_FILE, METRICS_FILE, VALIDATION_FILE, read_rows
+from recipes.resume import CONFIG_FILE, begin_or_go_on, last_step
+from recipes.schedule import schedule_of
+from sat_verl.records import LAG_FILE, METRICS_FILE, PHASES_FILE, VALIDATION_FILE, RunRecorder, read_rows
 
 RUNS = "runs"
-ROOT = Path(__file__).resolve().parent.parent.parent
-TAIL = 2000
-"""Characters of a failed run's output that its record keeps."""
+TAIL_LINES = 20
+"""Last lines of a failed run's output, and of its training processes' log, that its record keeps."""
+INTERRUPTED = 130
+"""Exit status of ``recipes.train`` after ctrl-C or SIGTERM."""
+_CAUSE = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|^error ")
+_BEFORE = {LOCK_FILE, METRICS_FILE, f"{CONFIG_FILE}.partial"}
 
 
 def run_dir(out: Path, key: str) -> Path:
@@ -47,21 +60,83 @@ def command(spec: Spec, folder: Path) -> list[str]:
 
 
 def run_cell(spec: Spec, folder: Path) -> Outcome:
-    """Run a cell to its end and read it; ctrl-C goes to the run, which cleans up."""
+    """Run a cell to its end and read it. On ctrl-C, or if this process is killed, the run is ended, and cleans up."""
+    if begun(folder) and last_step(folder) >= spec.settings.steps:
+        return _close(folder)
+    _clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
+    start = log.stat().st_size if log.is_file() else 0
     with open(log, "ab") as file:
-        process = subprocess.Popen(command(spec, folder), cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        # A session of its own: a terminal's ctrl-C would reach it twice, and the second one would end its cleaning up.
+        process = subprocess.Popen(
+            command(spec, folder), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=end_with_parent,
+        )  # fmt: skip
         try:
             code = process.wait()
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # not SIGINT: started in the background of a script, the run ignores it
             process.wait()
             raise
     if code:
-        text = log.read_bytes()[-TAIL:].decode(errors="replace")
-        return failure(f"exit code {code}; see {log}\n{text}")
-    return read(folder)
+        return failed(folder, log, code, start)
+    return read_or_fail(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run leaves that was killed before it had begun: the recipe refuses a folder that holds anything."""
+    if folder.is_dir() and not begun(folder) and {path.name for path in folder.iterdir()} <= _BEFORE:
+        with locked(folder, Console(quiet=True)):
+            shutil.rmtree(folder)
+
+
+def failed(folder: Path, log: Path, code: int, start: int = 0) -> Outcome:
+    """The record of a run that ended with an error: its last lines, those of its processes, and the cause last.
+
+    Args:
+        folder: the run folder, which may not exist.
+        log: output of ``recipes.train``; what this call wrote begins at byte ``start``.
+        code: exit status, negative for a signal.
+    """
+    said = log.read_bytes()[start:].decode(errors="replace").splitlines()
+    rest = folder / LOG_FILE
+    parts = [f"output of recipes.train ({log}):", *said[-TAIL_LINES:]]
+    if rest.is_file() and not any("First error in" in line for line in said):
+        # It did not come to say it itself: it was killed, or its processes never failed.
+        lines = rest.read_bytes()[-100_000:].decode(errors="replace").splitlines()
+        parts += [f"last lines of {rest}:", *lines[-TAIL_LINES:]]
+    lines = [line.strip() for line in parts[1:] if line.strip()]
+    causes = [line for line in lines if _CAUSE.search(line)] or lines or ["it said nothing"]
+    how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+    outcome = failure("\n".join([*parts, f"{how}: {causes[-1]}"]), folder.parent.parent)
+    # Ended by a signal that it could handle, it has cleaned up and can go on.
+    return outcome | ({"status": "interrupted"} if code == INTERRUPTED else {})
+
+
+def _close(folder: Path) -> Outcome:
+    """Write the summary of a run that was cut short when all its steps were done, from its records.
+
+    ``recipes.train resume=`` would refuse it, since nothing is left to train.
+    """
+    cfg = OmegaConf.load(folder / CONFIG_FILE)
+    assert isinstance(cfg, DictConfig)
+    lag = RunRecorder(folder).finish_lag(schedule_of(cfg))
+    if not lag["ok"] or lag["optimizer_steps"] != cfg.steps:
+        return failure(f"the record of the run is not whole: lag not kept in steps {lag['broken_steps']}")
+    seconds = sum(report.phase_seconds(read_rows(folder / PHASES_FILE)).values())
+    report.write(folder, cfg, seconds, Console(quiet=True))
+    return read_or_fail(folder)
+
+
+def read_or_fail(folder: Path) -> Outcome:
+    """:func:`read`; a folder that cannot be read becomes a failed record, and the other cells go on."""
+    try:
+        return read(folder)
+    except Exception:  # whatever the folder lacks
+        return failure(
+            f"the run ended well, but its folder cannot be read\n{traceback.format_exc()}", folder.parent.parent
+        )
 
 
 def read(folder: Path) -> Outcome:
@@ -70,14 +145,15 @@ def read(folder: Path) -> Outcome:
     found = series(rows, "verl")
     evaluations = _evaluations(folder, rows)
     metrics = measure(found, evaluations)
-    seconds = summary["wall_seconds"]["total"]
+    wall = summary["wall_seconds"]
+    # A resumed run's total is that of its last part.
+    seconds = sum(wall["phases"].values()) if summary["provenance"].get("earlier_parts") else wall["total"]
     lag = json.loads((folder / LAG_FILE).read_text())
-    speed = _samples_per_s(rows, lag)
     digested = json.dumps([evaluations, found.get("grad_norm")])
     names = ("step", "success")
     return {
         "status": "done",
-        "metrics": rounded(metrics | {"samples_per_s": speed, "seconds": seconds}),
+        "metrics": rounded(metrics | {"samples_per_s": _samples_per_s(rows, lag), "seconds": seconds}),
         "ages": lag["realised"],
         "no_signal": no_signal(found, metrics),
         "digest": hashlib.blake2b(digested.encode(), digest_size=8).hexdigest(),
@@ -98,9 +174,14 @@ def _evaluations(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str,
 
 
 def _samples_per_s(rows: Sequence[dict[str, Any]], lag: dict[str, Any]) -> float | None:
-    """From the end of the first step to that of the last."""
-    seconds = rows[-1]["time"] - rows[0]["time"] if len(rows) > 1 else 0.0
-    return lag["responses"] / len(rows) * (len(rows) - 1) / seconds if seconds > 0 else None
+    """Responses over the seconds of all steps, each from the end of the one before: waiting, weight sync, evaluation.
+
+    From the run's own rate per step: the rows of a weight-sync window are written together, so their times say nothing
+    of its steps, and between two parts of a resumed run time passes without any.
+    """
+    rates = [(row["response_length/tokens"], row["perf/response_tokens_per_s"]) for row in rows]
+    seconds = sum(tokens / rate for tokens, rate in rates if rate > 0)
+    return lag["responses"] / seconds if seconds > 0 else None
 
 
 def submit_ray(spec: Spec, folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from recipes.errors import ConfigError
 
 USAGE = """usage: python -m benchmarks.report DIR [DIR ...] out=FILE.html [closed=true]
-DIR are folders of benchmarks.lag_sweep. Beside FILE.html, FILE.md and cells.parquet are written.
+DIR are folders of benchmarks.lag_sweep, or hold such. Beside FILE.html, FILE.md and cells.parquet are written.
 closed=true: the sweeps go no further; comparisons are judged by the seeds that they have."""
 
 

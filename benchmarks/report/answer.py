@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.report.estimates import Difference
-from benchmarks.report.protocol import Claim, Family, Name, Test, claim, due_seeds, primary_blocks
+from benchmarks.report.protocol import Claim, Family, Name, Test, Verdict, claim, due_seeds, primary_blocks
 from benchmarks.report.studies import Block, Study, label
 
 Tone = Literal["yes", "no", "open"]
@@ -92,6 +92,7 @@ def _left_open(tests: Sequence[Test]) -> str:
     )
 
 
+_VERDICTS: tuple[Verdict, ...] = ("better", "worse", "no difference that matters", "undecided")
 _HEADLINES: dict[Claim, tuple[str, Tone]] = {
     "beats": ("Yes: {first} beats {second}, on every task and worse nowhere", "yes"),
     "is beaten": ("No: {first} is worse than {second} on every task and better nowhere", "no"),
@@ -123,6 +124,8 @@ def _finding(study: Study, family: Family, base: str, rest: Sequence[Test]) -> F
     first, second = _about(family, base)
     said = claim(tests)
     title = f"{first} against {second}"
+    if said == "described" or (tests and not family.tested):
+        return _described(title, tests, study)
     if said == "not answered":
         sentences = _verdicts(tests) if any(test.answered for test in tests) else []
         return Finding(title, _not_answered(tests, study), "open", [*sentences, *_interim(tests)])
@@ -135,20 +138,30 @@ def _finding(study: Study, family: Family, base: str, rest: Sequence[Test]) -> F
     return Finding(title, text.format(first=first, second=second), tone, [one for one in sentences if one])
 
 
+def _described(title: str, tests: Sequence[Test], study: Study) -> Finding:
+    """Of comparisons that are no tests: what the seeds say, and no claim."""
+    title = f"{title} (described, not tested)"
+    if not all(test.answered for test in tests):
+        return Finding(title, _not_answered(tests, study), "open", _interim(tests))
+    means = [test.found.mean for test in tests if test.found]
+    n = max(test.found.n for test in tests if test.found)
+    texts = [f"{_where(test, tests)}: {interval(test.found)}" for test in tests]
+    headline = f"{counted(n, 'seed')}, no claim: means from {signed(min(means))} to {signed(max(means))}"
+    return Finding(title, headline, "open", [f"{'; '.join(texts)}. 95 % intervals, uncorrected.", _left_open(tests)])
+
+
 def _verdicts(tests: Sequence[Test]) -> list[str]:
     """How many of each verdict, with the numbers of those that are better or worse."""
     found = []
     answered = [test for test in tests if test.answered]
     n = sorted({test.found.n for test in answered if test.found})
     seeds = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
-    found.append(f"{counted(len(answered), 'comparison')} over {seeds} common seeds, corrected by Holm.")
+    counts = {name: sum(test.verdict == name for test in answered) for name in _VERDICTS}
+    shares = ", ".join(f"{name} in {number}" for name, number in counts.items())
+    found.append(f"{counted(len(answered), 'comparison')} over {seeds} common seeds, corrected by Holm: {shares}.")
     for verdict in ("better", "worse"):
-        number = sum(test.verdict == verdict for test in answered)
-        detail = f": {_each(answered, verdict)}" if number else ""
-        found.append(f"{verdict.capitalize()} in {number} of {len(answered)}{detail}.")
-    same = sum(test.verdict == "no difference that matters" for test in answered)
-    open_ = sum(test.verdict == "undecided" for test in answered)
-    found.append(f"No difference that matters in {same}, undecided in {open_}.")
+        if counts[verdict]:
+            found.append(f"{verdict.capitalize()}: {_each(answered, verdict)}.")
     return found
 
 
@@ -194,6 +207,8 @@ def lag_hurts(study: Study, family: Family) -> Finding:
     """H3: the base losses at the longest lag against lag 0."""
     tests = family.tests
     title = "What lag costs the base losses"
+    if not family.tested:
+        return _described(title, tests, study)
     if not all(test.answered for test in tests):
         return Finding(title, _not_answered(tests, study), "open", _interim(tests))
     texts = [

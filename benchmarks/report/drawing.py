@@ -7,7 +7,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points with a band; ``low`` and ``high`` are None where there is no interval."""
+    """Points with a band; ``low`` and ``high`` are None where there is no interval. ``dots``: (x, y) of single runs."""
 
     name: str
     look: Look
@@ -66,6 +66,7 @@ class Curve:
     y: Sequence[float]
     low: Sequence[float | None]
     high: Sequence[float | None]
+    dots: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _finite(values: Sequence[float | None]) -> list[float]:
 
 def lines(
     curves: Sequence[Curve], *, title: str, x_name: str, y_name: str, ticks: Sequence[int] | None = None,
-    log: bool = False, marks: bool = True,
+    log: bool = False, marks: bool = True, span: tuple[float, float] | None = None,
 ) -> str:  # fmt: skip
     """Curves with bands.
 
@@ -123,14 +124,21 @@ def lines(
         curves: with the same meaning of x.
         ticks: the x values are lags, drawn at equal distances with these labels.
         log: logarithmic y axis.
-        marks: a marker at each point.
+        marks: a marker at each point, open where there is no interval.
+        span: of the y axis, for plots that are compared; None: what the curves need.
     """
     with rc_context(_STYLE):
         figure, axes = _axes()
         for curve in curves:
             x = [ticks.index(int(value)) for value in curve.x] if ticks else list(curve.x)
-            colour, marker = _SERIES[curve.look.colour], _MARKERS[curve.look.marker] if marks else None
-            axes.plot(x, curve.y, _DASHES[curve.look.dash], color=colour, marker=marker)
+            colour = _SERIES[curve.look.colour]
+            axes.plot(x, curve.y, _DASHES[curve.look.dash], color=colour)
+            for at, y, low in zip(x, curve.y, curve.low, strict=True) if marks else ():
+                face = "none" if low is None else colour
+                axes.plot(at, y, _MARKERS[curve.look.marker], color=colour, markerfacecolor=face)
+            dots = [(ticks.index(int(at)) if ticks else at, y) for at, y in curve.dots]
+            if dots:
+                axes.plot(*zip(*dots, strict=True), ".", color=colour, alpha=0.4, markersize=4, markeredgewidth=0)
             axes.fill_between(x, _finite(curve.low), _finite(curve.high), color=colour, alpha=0.16, linewidth=0)
         if ticks:
             axes.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
@@ -140,9 +148,21 @@ def lines(
             axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("{x:g}")
+        if span:
+            axes.set_ylim(span)
         axes.set(xlabel=x_name, ylabel=y_name, title=title)
         names = ", ".join(curve.name for curve in curves)
         return _svg(figure, f"{title}: {y_name} by {x_name}; {names}. The tables hold the numbers")
+
+
+def span_of(curves: Iterable[Curve], lowest: float = -math.inf, highest: float = math.inf) -> tuple[float, float]:
+    """A y axis that holds curves, bands and dots, with a margin, within what the numbers can be."""
+    ends = [
+        y for curve in curves for y in (*curve.y, *curve.low, *curve.high, *(y for _, y in curve.dots)) if y is not None
+    ]
+    low, high = max(min(ends), lowest), min(max(ends), highest)
+    margin = 0.04 * (high - low) or 0.01
+    return low - margin, high + margin
 
 
 def forest(bars: Sequence[Bar], *, title: str, x_name: str, matters: float, span: Sequence[float]) -> str:
@@ -182,4 +202,5 @@ def scatter(points: Sequence[Curve], *, title: str, x_name: str, y_name: str) ->
                 axes.annotate(f"{lag:g}", (x, y), (4, 3), textcoords="offset points", fontsize=7.5, color=_MUTED)
         axes.set(xlabel=x_name, ylabel=y_name, title=title)
         axes.margins(0.12)
+        axes.locator_params(axis="x", nbins=5)  # the labels of more would run into each other, and out of the figure
         return _svg(figure, f"{title}: {y_name} by {x_name}; numbers are lags")

@@ -109,6 +109,36 @@ def _paired_p(gap: np.ndarray) -> tuple[float | None, float]:
         return p, float(stats.wilcoxon(gap).pvalue)
 
 
+@dataclass(frozen=True)
+class Unpaired:
+    """``first - second`` of two groups of runs that share no seeds.
+
+    Attributes:
+        n: runs of the first and of the second.
+        mean: difference of the means.
+        low, high: Welch's 95 % interval; None where a side has one run, or neither has any spread.
+        p: of Welch's two-sided t test; None likewise.
+    """
+
+    n: tuple[int, int]
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Unpaired | None:
+    """Compare two groups whose variances may differ (Welch 1947); None if one is empty."""
+    if not first or not second:
+        return None
+    n, mean = (len(first), len(second)), float(np.mean(first) - np.mean(second))
+    if min(n) < 2 or (not np.ptp(first) and not np.ptp(second)):
+        return Unpaired(n, mean)
+    found = stats.ttest_ind(first, second, equal_var=False)
+    interval = found.confidence_interval(CONFIDENCE)
+    return Unpaired(n, mean, float(interval.low), float(interval.high), float(found.pvalue))
+
+
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """Holm's (1979) adjusted p, in the given order; it controls the chance of any false rejection in the family.
 

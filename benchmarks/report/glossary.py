@@ -10,7 +10,8 @@ from benchmarks.lag_sweep.measures import (
     SPIKE_FACTOR,
     SPIKE_WINDOW,
 )
-from benchmarks.report.protocol import ALPHA, MATTERS
+from benchmarks.report.agreement import MARGIN
+from benchmarks.report.protocol import ALPHA, MATTERS, TESTED_FROM
 from benchmarks.statistics import FINAL_EVALUATIONS
 
 STATISTICS = {
@@ -30,6 +31,11 @@ STATISTICS = {
     "seeds won": "seeds at which the first is above the second, and below it",
     "verdict": f"better or worse: p (Holm) below {ALPHA:g}. No difference that matters: the 95 % interval lies within "
     f"±{MATTERS:g}. Undecided: anything else. Not answered: seeds are missing",
+    "described, not tested": f"on the real stack, comparisons with fewer than {TESTED_FROM} seeds: means and "
+    "intervals, no verdict",
+    "agree, differ, open": f"of the two engines: the 95 % interval of their difference lies within ±{MARGIN:g}; it "
+    f"does not, and p (Holm) is below {ALPHA:g}; neither. Interval and p are Welch's: the engines share no seeds, and "
+    "their variances may differ",
     "matched fixed radius": "the base loss at constant clip radii: the means of SAT's effective radii over the steps "
     "and seeds at the same task, learning rate and lag",
 }

@@ -19,10 +19,10 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import eval as evaluation
-from benchmarks.report import figures, glossary, paper, tables
+from benchmarks.report import agreement_view, figures, glossary, paper, tables
 from benchmarks.report.answer import Finding, counted, findings
-from benchmarks.report.protocol import Family, Name, Test, families, further, is_the_protocols
-from benchmarks.report.studies import Study
+from benchmarks.report.protocol import Family, Name, Test, described, families, further, is_the_protocols
+from benchmarks.report.studies import Study, shown
 from eval.storage import write_atomically
 from eval.text import visible
 from eval.wording import flat
@@ -45,6 +45,10 @@ class Part:
     @property
     def protocols(self) -> bool:
         return is_the_protocols(self.study)
+
+    @property
+    def described(self) -> bool:
+        return described(self.study)
 
     @property
     def progress(self) -> str:
@@ -103,7 +107,7 @@ class Part:
         seconds = sum(cell.metrics.get("seconds") or 0 for cell in self.study.cells)
         spent = [("first and last cell", f"{times[0]}, {times[-1]}")] if times else []
         spent += [("wall time of the cells together", f"{seconds / 3600:.2f} h")]
-        folders = [("folders", "\n".join(map(str, self.study.folders)))]
+        folders = [("folders", "\n".join(map(shown, self.study.folders)))]
         return {"Shared settings": [*folders, *flat(self.study.settings)], "Origin of the cells": [*spent, *rows]}
 
 
@@ -155,6 +159,7 @@ def context(studies: Sequence[Study], redraw: Sequence[str], *, closed: bool = F
     return {
         "parts": worked,
         "paper_tables": paper_tables,
+        "agreements": agreement_view.sections([part.study for part in worked]),
         "differences": [(part.study, paper.differences(part.study)) for part in worked],
         "gpu": _gpu(studies),
         "glossary": {"Statistics": glossary.STATISTICS, "Measures of a cell": glossary.METRICS},

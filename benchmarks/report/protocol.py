@@ -1,4 +1,7 @@
-"""The families of tests, and the rule that makes a verdict of each: benchmarks/lag_sweep/PROTOCOL.md as code."""
+"""The families of tests, and the rule that makes a verdict of each: benchmarks/lag_sweep/PROTOCOL.md as code.
+
+With few seeds on the real stack the same comparisons are described, without a test: PROTOCOL_VERL.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,12 @@ SETTING = {
 }  # fmt: skip
 """The setting that the protocol was written for."""
 
-Verdict = Literal["better", "worse", "no difference that matters", "undecided", "not answered"]
+TESTED_FROM = 5
+"""Seeds that a comparison on the real stack must ask for to be tested: with three, a paired t test has two degrees of
+freedom and finds, four times in five, what is 3.3 times the differences' own standard deviation; as the first of four
+in Holm's order, 6.5 times."""
+
+Verdict = Literal["better", "worse", "no difference that matters", "undecided", "not answered", "described"]
 Name = Literal["H1", "H2", "H3"]
 QUESTIONS: dict[Name, str] = {
     "H1": "SAT minus the same loss at SAT's mean radius, fixed",
@@ -48,6 +56,7 @@ class Test:
         found: None without a common seed.
         adjusted: Holm's p within its family; None where not answered, or outside a family.
         answered: no seed is missing, or the sweep is closed; and at least two are there.
+        tested: whether it has a verdict; else its interval is all there is.
     """
 
     block: Block
@@ -59,6 +68,7 @@ class Test:
     found: Difference | None
     adjusted: float | None = None
     answered: bool = False
+    tested: bool = True
 
     @property
     def lag(self) -> int:
@@ -70,6 +80,8 @@ class Test:
         found = self.found
         if not self.answered or found is None or found.low is None or found.high is None:
             return "not answered"
+        if not self.tested:
+            return "described"
         if self.adjusted is not None and self.adjusted < ALPHA:
             return "better" if found.mean > 0 else "worse"
         if found.low >= -MATTERS and found.high <= MATTERS:
@@ -79,10 +91,11 @@ class Test:
 
 @dataclass(frozen=True)
 class Family:
-    """Tests that are corrected together."""
+    """Tests that are corrected together; or, if not ``tested``, comparisons that are described together."""
 
     name: Name
     tests: list[Test]
+    tested: bool = True
 
     @property
     def answered(self) -> int:
@@ -103,6 +116,11 @@ def is_the_protocols(study: Study) -> bool:
     """Whether a study has the setting that the protocol fixes, and asks for a comparison of its."""
     same = all(study.settings.get(name) == value for name, value in SETTING.items())
     return same and any(arm.startswith("sat_") for arm in study.arms())
+
+
+def described(study: Study) -> bool:
+    """Whether a study of the real stack asks for too few seeds to test anything (:data:`TESTED_FROM`)."""
+    return study.settings["engine"] == "verl" and max(map(len, study.asked.values()), default=0) < TESTED_FROM
 
 
 def primary_blocks(study: Study) -> list[Block]:
@@ -162,13 +180,17 @@ def families(study: Study, *, closed: bool = False) -> dict[Name, Family]:
     """H1, H2 and H3 of a study.
 
     In the protocol's setting their members are those that it names, whether asked for or not. Elsewhere they are the
-    comparisons that were asked for, under the same rule, at all learning rates, without lag 0 for H1 and H2.
+    comparisons that were asked for, under the same rule, at all learning rates, without lag 0 for H1 and H2. Where few
+    seeds of the real stack were asked for, they are not tested.
     """
     names: tuple[Name, ...] = ("H1", "H2", "H3")
-    return {
-        name: Family(name, correct([compare(study, *sides, closed=closed) for sides in _sides(study, name)]))
-        for name in names
-    }
+    found = {name: [compare(study, *sides, closed=closed) for sides in _sides(study, name)] for name in names}
+    if described(study):
+        return {
+            name: Family(name, [replace(test, tested=False) for test in tests], tested=False)
+            for name, tests in found.items()
+        }
+    return {name: Family(name, correct(tests)) for name, tests in found.items()}
 
 
 def further(study: Study, tested: Iterable[Family]) -> list[Test]:
@@ -191,7 +213,7 @@ def further(study: Study, tested: Iterable[Family]) -> list[Test]:
     return found
 
 
-Claim = Literal["beats", "is beaten", "depends", "not on every task", "no advantage", "not answered"]
+Claim = Literal["beats", "is beaten", "depends", "not on every task", "no advantage", "not answered", "described"]
 
 
 def claim(tests: Sequence[Test]) -> Claim:
@@ -199,11 +221,14 @@ def claim(tests: Sequence[Test]) -> Claim:
 
     ``beats``: at least one lag is better on each task, and none worse on any. ``is beaten``: the mirror image.
     ``depends``: better and worse both occur. ``not on every task``: only one of them, and not on each task.
-    ``no advantage``: all undecided or without a difference that matters. ``not answered``: a test is.
+    ``no advantage``: all undecided or without a difference that matters. ``not answered``: a test is. ``described``:
+    they are no tests.
     """
     verdicts = [test.verdict for test in tests]
     if not tests or "not answered" in verdicts:
         return "not answered"
+    if "described" in verdicts:
+        return "described"
     tasks = {test.block.task for test in tests}
     better = {test.block.task for test in tests if test.verdict == "better"}
     worse = {test.block.task for test in tests if test.verdict == "worse"}

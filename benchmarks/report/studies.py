@@ -14,7 +14,7 @@ import pandas as pd
 from benchmarks.arms import ARMS
 from benchmarks.lag_sweep import Cell, Sweep, load
 from benchmarks.lag_sweep.matched import SUFFIX, base_of, matched_to
-from benchmarks.lag_sweep.store import Asked, Entry, Place
+from benchmarks.lag_sweep.store import SWEEP_FILE, Asked, Entry, Place
 
 
 class Block(NamedTuple):
@@ -71,6 +71,11 @@ class Study:
         parts = (f"engine={s['engine']}", f"model {s['model']}", f"{s['schedule']} lag", size,
                  f"{s['eval_problems']} held-out problems", *extra)  # fmt: skip
         return ", ".join(parts)
+
+    @property
+    def commands(self) -> list[dict[str, Any]]:
+        """Every command that asked for its cells."""
+        return self.sweep.asked.commands
 
     @property
     def gpu(self) -> bool:
@@ -152,7 +157,7 @@ class Study:
 
 
 def read(folders: Sequence[Path]) -> list[Study]:
-    """Read sweep folders and join those whose shared settings are equal.
+    """Read sweep folders, or folders of them, and join those whose shared settings are equal.
 
     A cell that two folders hold is taken from the first that has it done. Cells of one place with different keys
     (matched radii from other seeds, another code version) are named in the study's notes.
@@ -161,10 +166,24 @@ def read(folders: Sequence[Path]) -> list[Study]:
         ConfigError: a folder holds no sweep, or a file of another version.
     """
     joined: dict[str, list[tuple[Path, Sweep]]] = {}
-    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+    for folder in dict.fromkeys(within for given in folders for within in _sweeps(given.resolve())):
         sweep = load(folder)
         joined.setdefault(json.dumps(sweep.asked.settings, sort_keys=True), []).append((folder, sweep))
     return [_study(number, parts) for number, parts in enumerate(joined.values(), 1)]
+
+
+def _sweeps(folder: Path) -> list[Path]:
+    """The folder, or the sweeps in it where it is none itself."""
+    within = sorted(file.parent for file in folder.glob(f"*/{SWEEP_FILE}"))
+    return within if within and not (folder / SWEEP_FILE).is_file() else [folder]
+
+
+def shown(folder: Path) -> str:
+    """A folder for readers: relative to the working folder, or its name alone; others have other places."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return folder.name
 
 
 def _study(number: int, parts: list[tuple[Path, Sweep]]) -> Study:
@@ -179,7 +198,9 @@ def _study(number: int, parts: list[tuple[Path, Sweep]]) -> Study:
         for cell in sweep.cells:
             held = cells.get(cell.place)
             if held is not None and held.key != cell.key:
-                notes.append(f"{place_text(cell.place)} is there twice, with different keys; {folder} has the second")
+                notes.append(
+                    f"{place_text(cell.place)} is there twice, with different keys; {shown(folder)} has the second"
+                )
             if held is None or (held.status != "done" and cell.status == "done"):
                 cells[cell.place] = cell
     asked = Asked(settings=parts[0][1].asked.settings, commands=commands, entries=list(entries.values()))

@@ -96,6 +96,7 @@ def scores(study: Study, block: Block) -> Table:
 
 _TEST_HEAD = ["comparison", "task", "lag", "n", "difference [95 %]", "p", "p (Holm)", "p (Wilcoxon)", "P(improvement)",
               "seeds won", "verdict"]  # fmt: skip
+_UNTESTED_HEAD = [name for name in _TEST_HEAD if name not in ("p (Holm)", "verdict")]
 _TONES = {"better": "yes", "worse": "no", "not answered": "muted"}
 
 
@@ -122,18 +123,21 @@ def _test_row(test: Test, corrected: bool) -> list[Shown]:
 
 
 def tests(study: Study, family: Family) -> Table:
-    """One family, with verdicts."""
+    """One family, with verdicts if it is tested."""
     rest = len(family.tests) - family.answered
     note = f"{counted(len(family.tests), 'test')}, corrected together by Holm." + (
         f" {counted(rest, 'test')} not answered yet, counted as p = 1: their numbers are interim." if rest else ""
     )
-    rows = [_test_row(test, True) for test in family.tests]
-    return Table(f"{family.name}-{study.number}", f"{family.name}: {QUESTIONS[family.name]}", _TEST_HEAD, rows, 2, note)
+    if not family.tested:
+        note = "Described, not tested: too few seeds. 95 % intervals and p without correction, and no claim."
+    rows = [_test_row(test, family.tested) for test in family.tests]
+    head = _TEST_HEAD if family.tested else _UNTESTED_HEAD
+    return Table(f"{family.name}-{study.number}", f"{family.name}: {QUESTIONS[family.name]}", head, rows, 2, note)
 
 
 def further_tests(study: Study, found: Sequence[Test]) -> Table:
     """Everything outside the families; no correction and no verdict."""
-    head = [name for name in _TEST_HEAD if name not in ("p (Holm)", "verdict")]
+    head = list(_UNTESTED_HEAD)
     head.insert(2, "rate")
     rows = []
     for test in found:
