@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from omegaconf import OmegaConf
 from test_drift import MASKS, micro_batch, model_output
-from test_lab import cache, small  # noqa: F401  fixtures
+from test_lab import small  # noqa: F401  a fixture
 from test_metrics_by_lag import with_lags
 from test_policy_loss import AGG_MODES, BASE, actor_config, random_batch, run, same_bits
 from test_quantile_scope import NAMES, accumulate
