@@ -49,7 +49,7 @@ def _results():
         env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
         env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         done = subprocess.run(
-            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=300
+            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=500
         )
         if done.returncode != 0:
             return done.stdout[-2000:] + done.stderr[-6000:]
