@@ -223,11 +223,9 @@ def _find_title(arguments: list[str]) -> None:
     Ray's workers do it by Ray's own copy of setproctitle, vLLM's processes by the package; the first one shuts the
     other out.
     """
+    of_ray = any(argument.endswith("default_worker.py") for argument in arguments)
     with contextlib.suppress(ImportError):
-        if any(argument.endswith("default_worker.py") for argument in arguments):
-            from ray import _raylet as module
-        else:
-            import setproctitle as module
+        module = importlib.import_module("ray._raylet" if of_ray else "setproctitle")
         module.setproctitle(module.getproctitle())
 
 
@@ -235,9 +233,9 @@ def _refresh() -> None:
     """What a fresh interpreter would have read from the environment, or drawn."""
     import numpy as np
     import torch
-    from ray._raylet import Config
 
-    Config.initialize("")  # whether Ray's servers want a token: read when it was imported, before there was one
+    raylet = importlib.import_module("ray._raylet")  # compiled, without type hints
+    raylet.Config.initialize("")  # whether Ray's servers want a token: read when it was imported, before there was one
     np.random.seed()
     if threads := os.environ.get("OMP_NUM_THREADS", "").strip():
         torch.set_num_threads(int(threads))
