@@ -26,7 +26,7 @@ def load(run_dir: Path, runtime_dir: Path) -> DictConfig:
     if init.get("address") == "local":
         with open_dict(init):
             init._temp_dir = str(runtime_dir / "r")
-        if cpu.enabled() and init.runtime_env.py_executable is None:
+        if cpu.enabled() and init.runtime_env.py_executable is None and forkserver.available():
             init.runtime_env.py_executable = str(forkserver.start(runtime_dir))
     return config
 

@@ -13,7 +13,7 @@ import pytest
 
 from sat_verl.cpu import fork_client, forkserver
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfd")
+pytestmark = pytest.mark.skipif(not forkserver.available(), reason="no pidfd here")
 
 START = """
 import sys
@@ -143,6 +143,12 @@ def test_what_the_server_cannot_do_is_left_to_python(python, tmp_path):
     assert fork_client.understood(["-B", "-u", "-c", "pass"])
     nobody = [sys.executable, "-IS", fork_client.__file__, str(tmp_path / "none"), sys.executable, "-c", "print(1)"]
     assert subprocess.run(nobody, capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+def test_a_system_without_pidfd_is_told_apart(monkeypatch):
+    assert forkserver.available()
+    monkeypatch.delattr(os, "pidfd_open")
+    assert not forkserver.available()
 
 
 def test_every_module_that_is_loaded_before_is_there():

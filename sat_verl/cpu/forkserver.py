@@ -139,6 +139,15 @@ def _receive(connection: socket.socket) -> Request:
     return Request(asked["arguments"], asked["environment"], asked["folder"], dict(zip(asked["fds"], fds, strict=True)))
 
 
+def available() -> bool:
+    """Whether this system can do it (Linux 5.3); where it cannot, processes start as usual."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return os.path.isdir("/proc/self/fd")
+
+
 def start(folder: Path, modules: Iterable[str] = MODULES) -> Path:
     """Start the server of this process's Ray cluster-to-be; returns the program that stands in for ``python``.
 
