@@ -3,7 +3,7 @@
 Everything here is inert unless the environment says ``VERL_PLATFORM=cpu`` (the recipes' ``backend=cpu`` sets it).
 ``platform`` and ``checkpoint_engine`` plug into verl's registries; ``bridges`` are the patches
 for which there is no registry, each with its reason and the versions that it is for; ``placement`` divides the
-machine's cores.
+machine's cores; ``forkserver`` starts a run's processes without importing everything anew.
 """
 
 import os
