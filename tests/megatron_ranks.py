@@ -7,12 +7,10 @@ transformers does, whatever the ranks hold of them.
 
 import functools
 import os
-import subprocess
 import sys
-import tempfile
 from multiprocessing.connection import wait
-from pathlib import Path
 
+import programs
 import ranks
 import torch
 
@@ -45,25 +43,12 @@ LAYOUTS = {
 
 def results():
     """Of the program below: ``fsdp`` and each layout by case, ``checkpoint`` by model, ``unneeded`` patches, ..."""
-    found = _results()
-    assert not isinstance(found, str), found
-    return found
-
-
-@functools.cache
-def _results():
-    """The same, or how the program failed: once, not for every test."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
-        env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        env |= {"TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run(
-            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=600
-        )
-        if done.returncode != 0:
-            return done.stdout[-2000:] + done.stderr[-6000:]
-        names = ("samples", "fsdp", "checkpoint", "refusal", "unneeded", *LAYOUTS)
-        return {name: torch.load(Path(folder) / f"{name}.pt", weights_only=False) for name in names}
+    return programs.results(
+        __file__,
+        ("samples", "fsdp", "checkpoint", "refusal", "unneeded", *LAYOUTS),
+        TORCHDYNAMO_DISABLE="1",
+        PYTHONWARNINGS="ignore",
+    )
 
 
 def build_model(kind):

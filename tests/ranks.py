@@ -7,11 +7,9 @@ three ranks, which all do every case of :data:`LAYOUTS`.
 import functools
 import itertools
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
+import programs
 import torch
 
 SAMPLES, PADDING = 8, 8
@@ -42,24 +40,7 @@ ALPHA = 0.5
 
 def results():
     """Of the program below: ``samples`` and, by world size, what each case's step gave (see :func:`step`)."""
-    found = _results()
-    assert not isinstance(found, str), found
-    return found
-
-
-@functools.cache
-def _results():
-    """The same, or how the program failed: once, not for every test."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
-        env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        done = subprocess.run(
-            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=500
-        )
-        if done.returncode != 0:
-            return done.stdout[-2000:] + done.stderr[-6000:]
-        worlds = {world: torch.load(Path(folder) / f"{world}.pt", weights_only=False) for world in WORLDS}
-        return {"samples": torch.load(Path(folder) / "samples.pt", weights_only=False), **worlds}
+    return programs.results(__file__, ("samples", *WORLDS))
 
 
 def build_model(folder):

@@ -3,13 +3,10 @@
 As :mod:`ranks`, of which it is a second program: :func:`results` runs it once per test session.
 """
 
-import functools
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
+import programs
 import ranks
 import torch
 
@@ -37,23 +34,7 @@ INCOMPLETE = {3: [1], 5: [0, 2]}
 
 def results():
     """Of the program below: ``samples``, ``model`` (its folder's weights), and by world size what each case gave."""
-    found = _results()
-    assert not isinstance(found, str), found
-    return found
-
-
-@functools.cache
-def _results():
-    """The same, or how the program failed: once, not for every test."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")}
-        env |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        done = subprocess.run(
-            [sys.executable, __file__, folder], env=env, capture_output=True, text=True, check=False, timeout=500
-        )
-        if done.returncode != 0:
-            return done.stdout[-2000:] + done.stderr[-6000:]
-        return {name: torch.load(Path(folder) / f"{name}.pt", weights_only=False) for name in ("samples", *CASES)}
+    return programs.results(__file__, ("samples", *CASES))
 
 
 def build_model():

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.report.agreement import MARGIN, OUTCOMES, SAME, Comparison, Pair, Where, pairs, unlike
-from benchmarks.report.answer import Finding, Tone, counted, interval, joined, p_text, signed
+from benchmarks.report.answer import Finding, Tone, counted, interval, joined, p_text
 from benchmarks.report.drawing import Look
 from benchmarks.report.estimates import Difference, Unpaired, estimate
 from benchmarks.report.figures import Legend, Plates, Plot, curve, draw
@@ -29,11 +29,7 @@ _MECHANICS = {
 
 def gap(found: Unpaired | None) -> str:
     """``+0.031 [−0.002, +0.064]``."""
-    if found is None:
-        return "not run"
-    if found.low is None or found.high is None:
-        return f"{signed(found.mean)} (no interval)"
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+    return interval(found) if found else "not run"
 
 
 def _side(values: dict[int, float]) -> Shown:
@@ -135,10 +131,8 @@ def radii(pair: Pair) -> Table:
 
 
 def _radii(study: Study | None, place: Where) -> list[str]:
-    found = [
-        f"{number(cell.matched.low)} / {number(cell.matched.high)}" for cell in (study.cells if study else ())
-        if cell.matched and (cell.task, cell.lr, cell.arm, cell.lag) == (*place.block, place.arm, place.lag)
-    ]  # fmt: skip
+    cells = study.cells_at(*place) if study else []
+    found = [f"{number(cell.matched.low)} / {number(cell.matched.high)}" for cell in cells if cell.matched]
     return list(dict.fromkeys(found))
 
 
@@ -174,9 +168,7 @@ def _overlay(pair: Pair, place: Where, name: str) -> Plot | None:
 
 def _points(study: Study | None, place: Where, name: str) -> dict[float, list[float]]:
     points: dict[float, list[float]] = {}
-    for cell in study.cells if study else ():
-        if (cell.task, cell.lr, cell.arm, cell.lag) != (*place.block, place.arm, place.lag):
-            continue
+    for cell in study.cells_at(*place) if study else ():
         source = cell.evaluations if name == "success" else cell.series
         for x, y in zip(source.get("step", []), source.get(name, []), strict=True):
             if x is not None and y is not None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.report.estimates import Difference
+from benchmarks.report.estimates import Difference, Unpaired
 from benchmarks.report.protocol import Claim, Family, Name, Test, Verdict, claim, due_seeds, primary_blocks
 from benchmarks.report.studies import Block, Study, label
 
@@ -41,7 +41,7 @@ def p_words(p: float | None) -> str:
     return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
 
 
-def interval(found: Difference | None) -> str:
+def interval(found: Difference | Unpaired | None) -> str:
     """``+0.031 [−0.002, +0.064]``."""
     if found is None:
         return "–"

@@ -99,6 +99,10 @@ class Study:
         """The done ones."""
         return (cell for cell in self.sweep.cells if cell.status == "done")
 
+    def cells_at(self, block: Block, arm: str, lag: int) -> list[Cell]:
+        """The done cells of a place, whatever their seed."""
+        return [cell for cell in self.cells if (cell.task, cell.lr, cell.arm, cell.lag) == (*block, arm, lag)]
+
     @cached_property
     def asked(self) -> dict[tuple[Block, str, int], list[int]]:
         """Seeds asked for, by block, arm and lag, in the order of the commands."""

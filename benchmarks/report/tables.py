@@ -61,7 +61,7 @@ def _marks(study: Study, block: Block, arm: str, lag: int) -> list[str]:
     """What a reader of this place's mean must know."""
     seeds = study.asked.get((block, arm, lag), [])
     states = Counter(study.status[Place(block.task, arm, block.lr, lag, seed)] for seed in seeds)
-    here = [cell for cell in study.cells if (cell.task, cell.lr, cell.arm, cell.lag) == (*block, arm, lag)]
+    here = study.cells_at(block, arm, lag)
     collapsed = sum(cell.metrics.get("collapse_step") is not None for cell in here)
     silent = sum(bool(cell.no_signal) for cell in here)
     marks = [f"{collapsed} collapsed"] if collapsed else []

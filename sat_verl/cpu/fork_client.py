@@ -65,7 +65,8 @@ def main(address: str, python: str, arguments: list) -> None:
     status = server.recv(4)
     code = os.waitstatus_to_exitcode(int.from_bytes(status, "big")) if len(status) == 4 else 1
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
