@@ -7,7 +7,6 @@ Older ones have no entry point: ``actor_rollout_ref.model.external_lib=sat_verl.
 
 import importlib
 import logging
-
 from typing import Any
 
 from sat_verl import cpu, versions

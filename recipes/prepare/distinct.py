@@ -80,7 +80,9 @@ def collect(
         raise ConfigError("source", known.name, "it holds no rows", "give a copy with one row a problem")
     whole = columns.problems(list(first.values()), where, known.name, known.name)
     for problem, variants in zip(whole, answers.values(), strict=True):
-        statement, wrapped = known.wrapper.strip(problem.statement) if known.wrapper else (problem.statement.strip(), False)
+        statement, wrapped = (
+            known.wrapper.strip(problem.statement) if known.wrapper else (problem.statement.strip(), False)
+        )
         found.wrapped += wrapped
         if len(variants) > 1:
             found.contradicted.append(problem.id)
@@ -95,7 +97,10 @@ def _located(known: Known, batch: list[Row], where: Columns) -> Columns:
     problem = where.problem or next((name for name in columns.PROBLEMS if batch[0].get(name) not in (None, "")), None)
     if problem is None or problem not in batch[0]:
         raise ConfigError(
-            "problem_column", where.problem or "", f"{known.name} has no such column", f"name one of {', '.join(batch[0])}"
+            "problem_column",
+            where.problem or "",
+            f"{known.name} has no such column",
+            f"name one of {', '.join(batch[0])}",
         )
     return Columns(problem, where.answer, where.id)
 

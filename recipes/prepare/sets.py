@@ -1,4 +1,4 @@
-"""The training sets that are known by name: where they are, what they must have, and what is wrapped around a problem."""
+"""The training sets that are known by name: where they are, what they must have, and what they wrap a problem in."""
 
 from __future__ import annotations
 

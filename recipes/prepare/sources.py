@@ -78,14 +78,18 @@ def _hub(known: Known, where: str, revision: str | None) -> Opened:
 
 def _local(path: Path, known: Known) -> Opened:
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
-        saved = sorted(one for one in path.rglob("*.arrow") if known.split in one.parts or not (path / _SAVED[1]).is_file())
+        saved = sorted(
+            one for one in path.rglob("*.arrow") if known.split in one.parts or not (path / _SAVED[1]).is_file()
+        )
         return Opened(f"data set {path.name}", None, _digests(saved), (), lambda: _saved(path, known.split))
     if path.is_dir():
         chosen = sources.of_split(path, known.split, str(path))
     elif files.is_file_name(path.name):
         chosen = [path]
     else:
-        raise ConfigError("source", path, "its kind is not known", f"give a file that ends in {', '.join(files.SUFFIXES)}")
+        raise ConfigError(
+            "source", path, "its kind is not known", f"give a file that ends in {', '.join(files.SUFFIXES)}"
+        )
     return Opened(f"file {chosen[0].name}", None, _digests(chosen), (), lambda: _read(chosen))
 
 
