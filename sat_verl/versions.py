@@ -76,6 +76,6 @@ def require_asynchronous(version: str | None = None) -> None:
         return
     raise UnsupportedVerlError(
         "the asynchronous mode of sat_verl (trainer.v1.trainer_mode=sat_async) is for verl 0.9.1 and later 0.9, this "
-        f"is {'no verl at all' if version is None else f'verl {version}'}: pip install verl==0.9.1, or train with verl's "
+        f"is {'no verl' if version is None else f'verl {version}'}: pip install verl==0.9.1, or train with verl's "
         "own trainer, in which the losses (policy_loss.loss_mode=sat_gspo) work in 0.7.1, 0.8.0 and 0.9"
     )

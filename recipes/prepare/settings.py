@@ -20,7 +20,7 @@ USAGE = f"""usage: python -m recipes.prepare SET[+SET...] out=DIR [KEY=VALUE ...
 SET: {", ".join(SETS)}, a file (.parquet, .jsonl, .json), or OWNER/NAME of the hub; SET+SET mixes them
 
 source=PATH            local copy of the set (file, folder, or saved by the datasets library), or OWNER/NAME of the hub
-revision=COMMIT        of the hub's copy (default: the set's pinned one, else that in OUT/manifest.json, else the newest)
+revision=COMMIT        of the hub's copy (default: the pinned one, else that in OUT/manifest.json, else the newest)
 problem_column=, answer_column=, id_column=    where the columns are not found by their names
                        (of one set in a mixture: source.SET=PATH, revision.SET=..., problem_column.SET=..., ...)
 against={",".join(AGAINST)}    benchmarks whose problems are removed
