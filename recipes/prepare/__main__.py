@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from rich.console import Console
 from rich.status import Status
@@ -10,6 +11,9 @@ from rich.status import Status
 from recipes.errors import ConfigError
 from recipes.prepare.build import TRAIN, Prepared, prepare
 from recipes.prepare.settings import USAGE, parse
+
+LOG_EVERY_S = 10.0
+"""Seconds between two lines of progress where nobody watches."""
 
 
 def main(words: list[str]) -> int:
@@ -26,16 +30,21 @@ def main(words: list[str]) -> int:
         return 2
     console = Console(stderr=True)
     with Status("reading", console=console) as status:
+        shown = time.monotonic()
 
         def say(line: str) -> None:
-            # A terminal shows the last line of progress, and keeps what has to be read.
-            if console.is_terminal and not line.startswith("warning"):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        def progress(line: str) -> None:
+            nonlocal shown
+            if console.is_terminal:
                 status.update(line)
-            else:
-                console.print(line, highlight=False, soft_wrap=True)
+            elif time.monotonic() - shown >= LOG_EVERY_S:
+                shown = time.monotonic()
+                say(line)
 
         try:
-            made = prepare(parse(words), say)
+            made = prepare(parse(words), say, progress)
         except ConfigError as error:
             console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
             return 2

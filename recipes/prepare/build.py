@@ -43,7 +43,11 @@ class Prepared:
     reused: bool
 
 
-def prepare(settings: Settings, say: Say = lambda line: None) -> Prepared:
+def _silent(_line: str) -> None:
+    pass
+
+
+def prepare(settings: Settings, say: Say = _silent, progress: Say = _silent) -> Prepared:
     """Build a training set, or find it built.
 
     An interrupted command goes on when it is given again: what each set's rows came down to is kept beside ``out``
@@ -51,7 +55,8 @@ def prepare(settings: Settings, say: Say = lambda line: None) -> Prepared:
 
     Args:
         settings: of the command.
-        say: told what is being done, line by line.
+        say: told what the user should read.
+        progress: told how far it is, now and then.
 
     Raises:
         ConfigError: a set or a benchmark that cannot be had, data that are not what they should be, or an ``out`` that
@@ -68,7 +73,7 @@ def prepare(settings: Settings, say: Say = lambda line: None) -> Prepared:
     if manifest is not None:
         return Prepared(settings.out, manifest, reused=True)
     work = settings.out.parent / f".{settings.out.name}.work"
-    sets = [_distinct(one, source, work, say) for one, source in zip(settings.sets, opened, strict=True)]
+    sets = [_distinct(one, source, work, say, progress) for one, source in zip(settings.sets, opened, strict=True)]
     checks = [
         check
         for one, source, got in zip(settings.sets, opened, sets, strict=True)
@@ -81,7 +86,7 @@ def prepare(settings: Settings, say: Say = lambda line: None) -> Prepared:
     matches = decontaminate.find(
         merged.problems,
         found,
-        lambda done, hits: say(f"compared {done} of {len(merged.problems)} problems: {hits} matches"),
+        lambda done, hits: progress(f"compared {done} of {len(merged.problems)} problems: {hits} matches"),
     )
     kept = _without(merged, matches, settings.contaminated)
     facts = _facts(settings, opened, sets, checks, merged, found, matches, kept)
@@ -133,7 +138,7 @@ def _key(settings: Settings, opened: Sequence[Opened], found: Sequence[decontami
     }
 
 
-def _distinct(one: SetSettings, source: Opened, work: Path, say: Say) -> Distinct:
+def _distinct(one: SetSettings, source: Opened, work: Path, say: Say, progress: Say) -> Distinct:
     """A set's different texts: read, or found as an interrupted command left them."""
     name = one.known.name
     key = {"set": name, "files": source.sha256, "columns": vars(one.columns), "version": VERSION}
@@ -144,7 +149,7 @@ def _distinct(one: SetSettings, source: Opened, work: Path, say: Say) -> Distinc
             one.known,
             source.batches(),
             one.columns,
-            lambda rows, texts: say(f"{name}: {rows} rows, {texts} different texts"),
+            lambda rows, texts: progress(f"{name}: {rows} rows, {texts} different texts"),
         )
 
         def write(staged: Path) -> dict[str, Any]:
