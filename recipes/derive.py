@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import clip, megatron, resume, routing, schedule, values, variants
+from recipes import clip, megatron, resume, routing, schedule, smoke, values, variants
 
 
 def default_run_dir(cfg: DictConfig) -> Path:
@@ -27,6 +27,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     """Check the values, and fill in what follows from them; returns ``cfg``.
 
     - ``run_dir``: absolute, with a default name.
+    - with ``smoke``, small sizes (:mod:`recipes.smoke`).
     - what follows from the lag schedule (:mod:`recipes.schedule`), and from routing replay in rollout and trainer
       (:mod:`recipes.routing`).
     - ``data.train_batch_size``: prompts of one weight-sync window, which verl wants to be
@@ -43,6 +44,7 @@ def derive(cfg: DictConfig) -> DictConfig:
     clip.derive(cfg)
     variants.derive(cfg)
     values.check(cfg)
+    smoke.apply(cfg)
     run_dir = Path(cfg.run_dir or default_run_dir(cfg)).absolute()
     actor = cfg.actor_rollout_ref.actor
     with open_dict(cfg):
