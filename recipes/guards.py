@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import benchmark, megatron, ratio_guards
+from recipes import benchmark, megatron, ratio_guards, trackers
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
 from sat_verl.cpu.placement import usable_cores
@@ -285,7 +285,10 @@ def validation(cfg: DictConfig) -> None:
     benchmark.load(cfg)
 
 
-CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
+CHECKS = (
+    support, megatron.check, *ratio_guards.CHECKS, sizes, files, validation, trackers.check,
+    model, folders, processes, device,
+)  # fmt: skip
 
 
 def check(cfg: DictConfig) -> None:

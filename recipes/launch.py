@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import benchmark, guards, megatron, provenance, report, resume, routing
+from recipes import benchmark, guards, megatron, provenance, report, resume, routing, trackers
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -124,6 +124,7 @@ def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": env.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    env |= trackers.environment(cfg, env)
     if cfg.backend.name == "cpu":
         # Ray takes the devices named here for its logical ones.
         env.pop("CUDA_VISIBLE_DEVICES", None)
