@@ -34,7 +34,7 @@ class Support:
     switch: str
 
 
-SUPPORT = {
+SUPPORT: dict[tuple[int, ...], Support] = {
     (0, 7): Support(("0.7.1",), EXTERNAL),
     (0, 8): Support(("0.8.0",), EXTERNAL),
     (0, 9): Support(("0.9.0", "0.9.1"), ENTRY_POINT),
@@ -58,7 +58,7 @@ def release(version: str) -> tuple[int, ...]:
 
 def support(version: str) -> Support | None:
     """What is known of a version's series; None: nothing."""
-    return SUPPORT.get(release(version)[:2])  # type: ignore[call-overload]
+    return SUPPORT.get(release(version)[:2])
 
 
 def require_asynchronous(version: str | None = None) -> None:
