@@ -124,4 +124,4 @@ def run(cfg: DictConfig, console: Console) -> None:
         line = Text.assemble((f"{one.state:<12}", colours[one.state]), f"{one.name}: {one.text}")
         console.print(line, soft_wrap=True)
     if importlib.util.find_spec(PLAN) is not None:
-        importlib.import_module(PLAN).report(cfg)
+        importlib.import_module(PLAN).report(cfg, console, cfg.run_dir)

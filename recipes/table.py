@@ -1,4 +1,4 @@
-"""``python -m recipes.table``: what is checked of every GPU recipe and every row of the SAT paper's table, as Markdown."""
+"""``python -m recipes.table``: what is checked of every recipe and every row of the SAT paper's table, as Markdown."""
 
 from __future__ import annotations
 
