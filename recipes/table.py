@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.arms import ARMS, Arm
 from recipes import dry_run, guards, megatron, upstream
 from recipes.compose import choices, compose
 from recipes.derive import derive
-from recipes.models.published import describe
+from recipes.models.published import Described, describe
 from sat_verl.routes import router_of
 
 LAGS = (1, 8)
 PAPER_ARMS = tuple(arm for arm in ARMS.values() if arm.paper)
 DENSE = "dense model"
-_COLUMNS = ("recipe", "arm", "lag", "composes", "validates", "Megatron arguments", "engine arguments")
+_COLUMNS = ("recipe", "arms", "lag", "composes", "validates", "Megatron arguments", "engine arguments")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Row:
     """What was found of one arm of a recipe; a cell that is not ``yes`` says why.
 
     Attributes:
-        recipe, arm: their names.
+        recipe, arms: their names.
         lags: at which the cells are the same.
         composes: the config composes, derives and is within the guard rails.
         validates: verl's ``validate_config`` and dataclasses take it.
@@ -38,7 +39,7 @@ class Row:
     """
 
     recipe: str
-    arm: str
+    arms: tuple[str, ...]
     lags: tuple[int, ...]
     composes: str
     validates: str = "-"
@@ -47,7 +48,15 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         lags = ", ".join(map(str, self.lags))
-        return (self.recipe, self.arm, lags, self.composes, self.validates, self.trainer, self.engine)
+        return (
+            f"`{self.recipe}`",
+            ", ".join(self.arms),
+            lags,
+            self.composes,
+            self.validates,
+            self.trainer,
+            self.engine,
+        )
 
 
 @functools.cache
@@ -78,39 +87,81 @@ def check(recipe: str, arm: Arm, lag: int) -> Row:
         ConfigError: it cannot work.
     """
     if "experts" in arm.needs and not has_experts(recipe):
-        return Row(recipe, arm.label, (lag,), DENSE)
+        return Row(recipe, (arm.label,), (lag,), DENSE)
     cfg = derive(config_of(recipe, arm, lag))
     guards.check_config(cfg)
     upstream.upstream(cfg)
     upstream.dataclasses_of(cfg)
-    described, trainer = describe(cfg), "FSDP2"
+    described = describe(cfg)
     assert described is not None, f"nothing is known of the model of {recipe}"
-    if megatron.chosen(cfg):
-        trainer = "not installed"
-        if upstream.megatron_here():
-            upstream.megatron_arguments(cfg, described.numbers)
-            trainer = "yes"
-    finding = dry_run.engine_arguments(cfg, described)
-    engine = "yes" if finding.state == "ok" else f"not here ({finding.text})"
-    return Row(recipe, arm.label, (lag,), "yes", "yes", trainer, engine)
+    return Row(recipe, (arm.label,), (lag,), "yes", "yes", _trainer(cfg, described), _engine(cfg, described))
+
+
+_PARSED: dict[str, str] = {}
+"""Cells by the settings that they depend on: most arms differ in the loss alone."""
+
+
+def _once(name: str, settings: DictConfig, described: Described, make: Callable[[], str]) -> str:
+    key = json.dumps([name, OmegaConf.to_container(settings, resolve=True), dict(described.numbers)], default=str)
+    if key not in _PARSED:
+        _PARSED[key] = make()
+    return _PARSED[key]
+
+
+def _trainer(cfg: DictConfig, described: Described) -> str:
+    if not megatron.chosen(cfg):
+        return "FSDP2"
+    if not upstream.megatron_here():
+        return "not here"
+
+    def make() -> str:
+        upstream.megatron_arguments(cfg, described.numbers)
+        return "yes"
+
+    return _once("trainer", cfg.actor_rollout_ref.actor, described, make)
+
+
+def _engine(cfg: DictConfig, described: Described) -> str:
+    def make() -> str:
+        finding = dry_run.engine_arguments(cfg, described)
+        return "yes" if finding.state == "ok" else f"not here ({finding.text})"
+
+    # Of the names that differ from run to run, none is an argument.
+    rollout = cfg.actor_rollout_ref.rollout.copy()
+    rollout._set_parent(cfg.actor_rollout_ref)
+    rollout.trace = None
+    return _once("engine", rollout, described, make)
 
 
 def rows() -> Iterator[Row]:
-    """Every recipe with every row of the paper's table, lags that differ in nothing together."""
+    """Every recipe with every row of the paper's table, one at each lag."""
     for recipe in choices("recipe"):
         for arm in PAPER_ARMS:
-            found = [check(recipe, arm, lag) for lag in LAGS]
-            if len({one.cells()[3:] for one in found}) == 1:
-                yield Row(recipe, arm.label, LAGS, *found[0].cells()[3:])
-            else:
-                yield from found
+            for lag in LAGS:
+                yield check(recipe, arm, lag)
 
 
-def markdown() -> str:
-    """The table."""
-    lines = [_COLUMNS, tuple("---" for _ in _COLUMNS), *(row.cells() for row in rows())]
+def together(found: Iterable[Row]) -> list[Row]:
+    """Rows of a recipe that say the same as one row, its arms and lags those of all of them."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row.recipe, *row.cells()[3:]), []).append(row)
+    merged = []
+    for (recipe, *cells), group in groups.items():
+        arms = tuple(dict.fromkeys(arm for row in group for arm in row.arms))
+        lags = tuple(sorted({lag for row in group for lag in row.lags}))
+        if len(group) == len(arms) * len(lags):
+            merged.append(Row(recipe, arms, lags, *cells))
+        else:
+            merged += group
+    return merged
+
+
+def markdown(found: Iterable[Row]) -> str:
+    """The table of these rows."""
+    lines = [_COLUMNS, tuple("---" for _ in _COLUMNS), *(row.cells() for row in together(found))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown() + "\n")
+    sys.stdout.write(markdown(rows()) + "\n")
