@@ -9,7 +9,7 @@ import importlib
 import logging
 from typing import Any
 
-from sat_verl import cpu, versions
+from sat_verl import cpu, sglang_routes, versions
 
 
 def _register_trainer(module: Any) -> None:
@@ -35,6 +35,7 @@ def _register() -> None:
 
     importlib.import_module("sat_verl.policy_loss")
     importlib.import_module("sat_verl.baselines")
+    sglang_routes.install()
     # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
     wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
     if cpu.enabled():
