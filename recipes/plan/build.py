@@ -1,0 +1,192 @@
+"""The plan of a run, from its composed and derived config; nothing is started, and no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from recipes.errors import ConfigError
+from recipes.plan import rollout_memory, timing, trainer_memory
+from recipes.plan.baseline import Comparison, compare
+from recipes.plan.find import find
+from recipes.plan.gpus import GPUS, Gpu
+from recipes.plan.layout import ROLLOUT, Rollout, Trainer, rollout_of, select, trainer_of
+from recipes.plan.model import Model
+from recipes.plan.quantities import Memory, Range, Row
+from recipes.plan.rollout_memory import RolloutMemory
+from recipes.plan.settings import Settings, settings_of
+from recipes.plan.timing import Machine, Time
+from recipes.plan.work import Work, work_of
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run fits GPUs of one type: ``fits``, ``tight`` or ``does not fit``, for both sides."""
+
+    gpu: str
+    trainer: str
+    rollout: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would take.
+
+    Attributes:
+        run: its choices and sizes, in words and numbers.
+        model, trainer, rollout: as read from the config.
+        settings: what is assumed.
+        gpu: the type that the rows of memory and time are for (of a CPU run without ``plan.gpu``: h100, for its memory
+            alone).
+        trainer_memory, rollout_memory, host: memory of a GPU of each side, and of the host beside the trainer.
+        verdicts: for every known GPU type.
+        work: samples, tokens and arithmetic.
+        time: None for a CPU run that names no GPU.
+        routes: bytes of the routes of one response and of one optimizer step, without replay None.
+        comparison: with the baseline arm; None for a base.
+        notes: what a user should know before starting.
+    """
+
+    run: dict[str, Any]
+    model: Model
+    trainer: Trainer
+    rollout: Rollout
+    settings: Settings
+    gpu: Gpu
+    trainer_memory: Memory
+    rollout_memory: RolloutMemory
+    host: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+    work: Work
+    time: Time | None
+    routes: tuple[int, int] | None
+    comparison: Comparison | None
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as ``plan.json`` has it; sizes in bytes, times in seconds."""
+        out = asdict(self)
+        out["trainer_memory"]["peak"] = asdict(self.trainer_memory.peak)
+        out["model"]["parameters"]["total"] = self.model.parameters.total
+        out["model"] |= {"active": self.model.active, "matmul": self.model.matmul}
+        out["note"] = "Estimates from formulas; no GPU run stands behind them (recipes/plan/README.md)."
+        return _plain(out)
+
+    def write(self, run_dir: Path) -> Path:
+        """Write ``plan.json`` into a run's folder, whole or not at all; returns its path."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        target, partial = run_dir / PLAN_FILE, run_dir / (PLAN_FILE + ".partial")
+        partial.write_text(json.dumps(self.as_json(), indent=2, allow_nan=False) + "\n")
+        partial.replace(target)
+        return target
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types only: numbers that are none become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | type(None)) else str(value)
+
+
+def verdict(peak: Range, memory: float) -> str:
+    """``fits``: even the high end is within the memory; ``tight``: the low end is; else ``does not fit``."""
+    if peak.low > memory:
+        return "does not fit"
+    return "fits" if peak.high <= memory else "tight"
+
+
+def _expected(settings: Settings) -> Range:
+    """Tokens of a whole sequence: from short to long, as they are assumed."""
+    low, high = settings.prompt.low + settings.response.low, settings.prompt.high + settings.response.high
+    return Range(low, high)
+
+
+def _rollout(model: Model, rollout: Rollout, gpu: Gpu, settings: Settings, window: int) -> RolloutMemory:
+    return rollout_memory.plan(model, rollout, gpu.memory, _expected(settings), window)
+
+
+def build(cfg: DictConfig) -> Plan:
+    """Plan a run.
+
+    Args:
+        cfg: composed and derived (:func:`recipes.compose.compose`, :func:`recipes.derive.derive`), of any backend.
+
+    Raises:
+        ConfigError: a model that is not described anywhere, ranks that cannot be split, bad settings of ``plan``.
+    """
+    model = find(cfg)
+    settings = settings_of(cfg, model)
+    trainer, rollout = trainer_of(cfg), rollout_of(cfg)
+    gpu = settings.gpu or GPUS["h100"]
+    work = work_of(cfg, model, trainer, settings)
+    replay = cfg.routing_replay.mode != "none"
+    if replay and model.router is None:
+        problem = "routing replay needs a mixture-of-experts model, and this one is dense"
+        raise ConfigError("model", model.name, problem, "set routing_replay=none")
+    bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
+    training = trainer_memory.plan(model, trainer, bucket, replay=replay)
+    window = work.window * work.responses
+    generating = _rollout(model, rollout, gpu, settings, window)
+    verdicts = tuple(
+        Verdict(
+            name, verdict(training.peak, one.memory),
+            rollout_memory.fits(_rollout(model, rollout, one, settings, window), one.memory, rollout.utilization),
+        )
+        for name, one in GPUS.items()
+    )  # fmt: skip
+    time = None
+    if settings.gpu is not None:
+        machine = Machine(model, trainer, rollout, generating, gpu, settings)
+        time = timing.time_of(machine, work, lag=cfg.lag.steps, bounded=cfg.lag.schedule == "bounded")
+    routes = None
+    if replay and model.router is not None:
+        one = model.router.nbytes(cfg.data.max_prompt_length + cfg.data.max_response_length)
+        routes = (one, one * work.responses)
+    node = cfg.trainer.n_gpus_per_node
+    return Plan(
+        run=_run(cfg), model=model, trainer=trainer, rollout=rollout, settings=settings, gpu=gpu,
+        trainer_memory=training, rollout_memory=generating, host=trainer_memory.host_rows(model, trainer, node),
+        verdicts=verdicts, work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline),
+        notes=tuple(_notes(cfg, model, rollout, training, generating)),
+    )  # fmt: skip
+
+
+def _run(cfg: DictConfig) -> dict[str, Any]:
+    return {
+        **{name: cfg.choices[name] for name in sorted(cfg.choices)},
+        "lag": f"{cfg.lag.schedule} {cfg.lag.steps}",
+        "routing_replay": cfg.routing_replay.mode,
+        "steps": cfg.steps,
+        "prompts_per_step": cfg.prompts_per_step,
+        "responses_per_prompt": cfg.responses_per_prompt,
+        "max_prompt_length": cfg.data.max_prompt_length,
+        "max_response_length": cfg.data.max_response_length,
+        "gpus": cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + rollout_of(cfg).gpus,
+    }
+
+
+def _notes(cfg: DictConfig, model: Model, rollout: Rollout, training: Memory, generating: RolloutMemory) -> list[str]:
+    notes = [*training.notes, *generating.notes]
+    if model.positions is not None and rollout.length > model.positions:
+        notes.append(
+            f"prompt and response may take {rollout.length} tokens, the model has {model.positions} positions: the "
+            "rollout engine refuses that; lower a limit, or raise max_position_embeddings (and its rotary scaling) on "
+            "purpose"
+        )
+    if not model.exact:
+        notes.append(f"{model.family} is counted in transformers' modules; activations are those of a Llama-like layer")
+    if cfg.backend.name == "cpu":
+        notes.append("the run is on CPUs; the rows say what it would take on GPUs of that type with the same settings")
+    return notes
