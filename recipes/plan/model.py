@@ -1,4 +1,4 @@
-"""What a plan has to know of a model: its dimensions, and its parameters by kind, from a Hugging Face ``config.json``."""
+"""What a plan has to know of a model: dimensions, and parameters by kind, from a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 

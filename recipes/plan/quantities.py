@@ -88,7 +88,7 @@ def size(nbytes: float) -> str:
     """Bytes in words, in binary units (as GPUs are sold)."""
     for unit in ("B", "KiB", "MiB"):
         if abs(nbytes) < 1024:
-            return f"{nbytes:.3g} {unit}"
+            return f"{nbytes:.0f} {unit}" if nbytes >= 100 else f"{nbytes:.3g} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GiB" if nbytes < 1000 else f"{nbytes / 1024:.2f} TiB"
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.plan.build import Plan
+from recipes.plan.gpus import GPUS
 from recipes.plan.quantities import Range, Row, count, size, total
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
@@ -25,12 +26,17 @@ def sizes(value: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _seconds(value: float) -> str:
+    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
 def seconds(value: Range) -> str:
-    """A range of seconds in words, in the unit of its high end."""
-    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if value.high >= 2 * scale:
-            return f"{span(value * (1 / scale))} {unit}"
-    return f"{span(value)} s"
+    """A range of seconds in words."""
+    low, high = _seconds(value.low), _seconds(value.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -80,8 +86,6 @@ def _passes(plan: Plan) -> str:
 def _verdicts(plan: Plan) -> Table:
     table = _table("GPU types", "type", "memory", "trainer", "rollout")
     for one in plan.verdicts:
-        from recipes.plan.gpus import GPUS
-
         words = [f"[{_COLOURS[text]}]{text}" for text in (one.trainer, one.rollout)]
         table.add_row(one.gpu + (" *" if one.gpu == plan.gpu.name else ""), size(GPUS[one.gpu].memory), *words)
     return table
@@ -92,23 +96,27 @@ def _time(plan: Plan) -> Table | None:
     if time is None:
         return None
     table = _table(f"time and cost on {plan.gpu.title}, at the expected lengths", "what", "value", "how")
-    validations = f"{plan.work.validations} validations, " if time.validation is not None else ""
+    share = f"{plan.trainer.ranks} x {plan.gpu.tflops:.0f} TFLOPS x {span(settings.train_mfu)}"
+    decoding = (
+        f"decoding at {span(settings.decode_efficiency)} of bandwidth and arithmetic, "
+        f"{span(settings.step_floor_ms)} ms a step at least, and the longest response alone"
+    )
+    servers = f"{span(time.running, '{:.0f}')} sequences at once on each of {plan.rollout.replicas} servers"
+    overlap = f"bottleneck: {time.bottleneck}; overlap hides {time.hidden.low:.0%} to {time.hidden.high:.0%} of both"
+    validations = "without validations: how many problems they have is not known"
+    if time.validation is not None:
+        validations = f"{plan.work.validations} validations, {seconds(time.validation)}"
     rows = [
-        ("trainer, per step", seconds(time.train), f"arithmetic / ({plan.trainer.ranks} x {plan.gpu.tflops:.0f} TFLOPS x "
-         f"{span(settings.train_mfu)})"),
-        ("rollout, per step", seconds(time.generate), f"decoding at {span(settings.decode_efficiency)} of bandwidth and "
-         f"arithmetic, {span(settings.step_floor_ms)} ms a step at least, and the longest response alone"),
-        ("rollout, tokens/s", span(time.tokens_per_s, "{:.0f}"), f"{span(time.running, '{:.0f}')} sequences at once on "
-         f"each of {plan.rollout.replicas} servers"),
+        ("trainer, per step", seconds(time.train), f"arithmetic / ({share})"),
+        ("rollout, per step", seconds(time.generate), decoding),
+        ("rollout, tokens/s", span(time.tokens_per_s, "{:.0f}"), servers),
         ("weight sync, per step", seconds(time.sync), f"{span(settings.sync_gb_per_s)} GB/s"),
-        ("one step", seconds(time.step), f"bottleneck: {time.bottleneck}; overlap hides {time.hidden.low:.0%} to "
-         f"{time.hidden.high:.0%} of both"),
+        ("one step", seconds(time.step), overlap),
         ("one step, any length", seconds(time.step_any), "from low to high lengths"),
-        ("one step, all at the limit", seconds(time.step_limit), ""),
-        ("the run", seconds(time.run), f"{plan.work.steps} steps, {validations}"
-         + (seconds(time.validation) if time.validation is not None else "without validations: their size is not known")),
+        ("one step, all at the limit", seconds(time.step_limit), "every response cut off"),
+        ("the run", seconds(time.run), f"{plan.work.steps} steps, {validations}"),
         ("GPU hours", span(time.gpu_hours), f"{plan.trainer.ranks} + {plan.rollout.gpus} GPUs"),
-    ]  # fmt: skip
+    ]
     if time.cost is not None and settings.price is not None:
         rows.append(
             ("cost", f"${span(time.cost)}", f"${span(settings.price)} per GPU and hour (plan.price_per_gpu_hour)")
@@ -123,10 +131,13 @@ def _comparison(console: Console, plan: Plan) -> None:
     if found is None:
         console.print("baseline  none: this arm is one itself", highlight=False)
         return
+    if not found.differences:
+        console.print(f"baseline  {' '.join(found.baseline)}: no setting differs", highlight=False)
     table = _table(f"differences from the baseline, {' '.join(found.baseline)}", "setting", "run", "baseline", "")
     for one in found.differences:
         table.add_row(one.setting, str(one.run), str(one.baseline), "" if one.method else "[red]not of a method")
-    console.print(table)
+    if found.differences:
+        console.print(table)
     for words in found.left_out:
         console.print(f"the baseline goes without {words}", highlight=False)
 

@@ -120,7 +120,7 @@ def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window:
 
 
 def fits(plan_: RolloutMemory, memory: float, utilization: float) -> str:
-    """``fits``: one sequence of the greatest length is sure to have room; ``tight``: it may have; or ``does not fit``."""
+    """``fits``: one sequence of the greatest length surely has room; ``tight``: it may have; else ``does not fit``."""
     room = memory * (1 - utilization)
     if plan_.full.high < 1 or plan_.outside.low > room:
         return "does not fit"

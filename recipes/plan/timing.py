@@ -7,6 +7,7 @@ the longest responses of a window run on alone. None of it was measured on a GPU
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -148,6 +149,11 @@ def _hidden(train: Range, generate: Range, *, overlapped: bool) -> Range:
     return Range(min(shares), max(shares))
 
 
+def _any(ranges: Sequence[Range]) -> Range:
+    """All of them together."""
+    return Range(min(one.low for one in ranges), max(one.high for one in ranges))
+
+
 def time_of(machine: Machine, work: Work, *, lag: int, bounded: bool) -> Time:
     """Time and cost of a run.
 
@@ -181,7 +187,7 @@ def time_of(machine: Machine, work: Work, *, lag: int, bounded: bool) -> Time:
     price = machine.settings.price
     return Time(
         train=train, generate=generate, sync=sync, step=steps["expected"],
-        step_any=Range(steps["low"].low, steps["high"].high), step_limit=steps["limit"],
+        step_any=_any([steps[name] for name in ("low", "expected", "high")]), step_limit=steps["limit"],
         tokens_per_s=Range.exactly(work.cases["expected"].generated).over(generate), running=running,
         bottleneck=bottleneck, hidden=_hidden(train, generate, overlapped=overlapped), validation=validation, run=run,
         gpu_hours=gpu_hours,
