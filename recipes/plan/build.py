@@ -16,9 +16,11 @@ from recipes.plan import rollout_memory, timing, trainer_memory
 from recipes.plan.baseline import Comparison, compare
 from recipes.plan.find import find
 from recipes.plan.gpus import GPUS, Gpu
-from recipes.plan.layout import ROLLOUT, Rollout, Trainer, rollout_of, select, trainer_of
+from recipes.plan.layout import Trainer, select, trainer_of
 from recipes.plan.model import Model
 from recipes.plan.quantities import Memory, Range, Row
+from recipes.plan.remedies import Remedy, remedies
+from recipes.plan.rollout_layout import ROLLOUT, Rollout, rollout_of
 from recipes.plan.rollout_memory import RolloutMemory
 from recipes.plan.settings import Settings, settings_of
 from recipes.plan.timing import Machine, Time
@@ -48,6 +50,7 @@ class Plan:
             alone).
         trainer_memory, rollout_memory, host: memory of a GPU of each side, and of the host beside the trainer.
         verdicts: for every known GPU type.
+        remedies: changes that would make the trainer fit, if it does not surely.
         work: samples, tokens and arithmetic.
         time: None for a CPU run that names no GPU.
         routes: bytes of the routes of one response and of one optimizer step, without replay None.
@@ -65,6 +68,7 @@ class Plan:
     rollout_memory: RolloutMemory
     host: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
+    remedies: tuple[Remedy, ...]
     work: Work
     time: Time | None
     routes: tuple[int, int] | None
@@ -117,6 +121,30 @@ def _rollout(model: Model, rollout: Rollout, gpu: Gpu, settings: Settings, windo
     return rollout_memory.plan(model, rollout, gpu.memory, _expected(settings), window)
 
 
+def _verdicts(model: Model, rollout: Rollout, settings: Settings, peak: Range, window: int) -> tuple[Verdict, ...]:
+    found = []
+    for name, gpu in GPUS.items():
+        generating = _rollout(model, rollout, gpu, settings, window)
+        side = rollout_memory.fits(generating, gpu.memory, rollout.utilization)
+        found.append(Verdict(name, verdict(peak, gpu.memory), side))
+    return tuple(found)
+
+
+def _routes(cfg: DictConfig, model: Model, responses: int) -> tuple[int, int] | None:
+    """Bytes of the routes of a response and of an optimizer step, with replay.
+
+    Raises:
+        ConfigError: a dense model.
+    """
+    if cfg.routing_replay.mode == "none":
+        return None
+    if model.router is None:
+        problem = "routing replay needs a mixture-of-experts model, and this one is dense"
+        raise ConfigError("model", model.name, problem, "set routing_replay=none")
+    response = model.router.nbytes(cfg.data.max_prompt_length + cfg.data.max_response_length)
+    return response, response * responses
+
+
 def build(cfg: DictConfig) -> Plan:
     """Plan a run.
 
@@ -131,34 +159,25 @@ def build(cfg: DictConfig) -> Plan:
     trainer, rollout = trainer_of(cfg), rollout_of(cfg)
     gpu = settings.gpu or GPUS["h100"]
     work = work_of(cfg, model, trainer, settings)
-    replay = cfg.routing_replay.mode != "none"
-    if replay and model.router is None:
-        problem = "routing replay needs a mixture-of-experts model, and this one is dense"
-        raise ConfigError("model", model.name, problem, "set routing_replay=none")
-    bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
-    training = trainer_memory.plan(model, trainer, bucket, replay=replay)
     window = work.window * work.responses
-    generating = _rollout(model, rollout, gpu, settings, window)
-    verdicts = tuple(
-        Verdict(
-            name, verdict(training.peak, one.memory),
-            rollout_memory.fits(_rollout(model, rollout, one, settings, window), one.memory, rollout.utilization),
-        )
-        for name, one in GPUS.items()
-    )  # fmt: skip
+    routes = _routes(cfg, model, work.responses)
+    bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
+
+    def train(layout: Trainer) -> Memory:
+        return trainer_memory.plan(model, layout, bucket, replay=routes is not None)
+
+    training, generating = train(trainer), _rollout(model, rollout, gpu, settings, window)
     time = None
     if settings.gpu is not None:
         machine = Machine(model, trainer, rollout, generating, gpu, settings)
         time = timing.time_of(machine, work, lag=cfg.lag.steps, bounded=cfg.lag.schedule == "bounded")
-    routes = None
-    if replay and model.router is not None:
-        one = model.router.nbytes(cfg.data.max_prompt_length + cfg.data.max_response_length)
-        routes = (one, one * work.responses)
-    node = cfg.trainer.n_gpus_per_node
     return Plan(
         run=_run(cfg), model=model, trainer=trainer, rollout=rollout, settings=settings, gpu=gpu,
-        trainer_memory=training, rollout_memory=generating, host=trainer_memory.host_rows(model, trainer, node),
-        verdicts=verdicts, work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline),
+        trainer_memory=training, rollout_memory=generating,
+        host=trainer_memory.host_rows(model, trainer, cfg.trainer.n_gpus_per_node),
+        verdicts=_verdicts(model, rollout, settings, training.peak, window),
+        remedies=remedies(trainer, gpu.memory, lambda layout: train(layout).peak),
+        work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline),
         notes=tuple(_notes(cfg, model, rollout, training, generating)),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How a run's ranks hold the model: read from a composed and derived config."""
+"""How the trainer's ranks hold the model: read from a composed and derived config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from recipes import megatron
 from recipes.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor."
-ROLLOUT = "actor_rollout_ref.rollout."
 _BYTES = {"32": 4, "16": 2, "8": 1}
 
 
@@ -124,71 +123,6 @@ class Trainer:
             f"ETP {self.expert_tensor}, DP {self.data} on {self.ranks} ranks"
             + (", sequence parallel" if self.sequence_parallel else "")
         )
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """The rollout's GPUs.
-
-    Attributes:
-        engine: ``vllm`` or ``sglang``.
-        gpus: all GPUs that generate.
-        replicas: independent servers.
-        tensor, expert, data: sizes of a server's splits.
-        weights, cache: bytes per parameter, and per number in the KV cache.
-        utilization: share of the GPU that the engine takes.
-        sequences: most sequences that a server runs at once.
-        batched_tokens: most tokens of one of its steps.
-        length: most tokens of a sequence.
-        eager: whether it goes without CUDA graphs.
-        cache_bytes: size of the KV cache where it is set by hand.
-    """
-
-    engine: str
-    gpus: int
-    replicas: int
-    tensor: int
-    expert: int
-    data: int
-    weights: int
-    cache: int
-    utilization: float
-    sequences: int
-    batched_tokens: int
-    length: int
-    eager: bool
-    cache_bytes: int | None = None
-
-
-def rollout_of(cfg: DictConfig) -> Rollout:
-    """The rollout's layout.
-
-    Raises:
-        ConfigError: GPUs that the size of a server does not divide.
-    """
-    tensor, pipeline = (select(cfg, f"{ROLLOUT}{name}_model_parallel_size", 1) for name in ("tensor", "pipeline"))
-    data = select(cfg, ROLLOUT + "data_parallel_size", 1)
-    gpus = max(select(cfg, ROLLOUT + "nnodes", 1), 1) * select(cfg, ROLLOUT + "n_gpus_per_node", 1)
-    if gpus % (tensor * pipeline * data):
-        problem = f"a server of {tensor * pipeline * data} GPUs does not divide {gpus} GPUs"
-        key = ROLLOUT + "tensor_model_parallel_size"
-        raise ConfigError(key, tensor, problem, "set a divisor of the rollout's GPUs")
-    weights = dtype_bytes(select(cfg, ROLLOUT + "dtype", "bfloat16"))
-    if "8" in str(select(cfg, ROLLOUT + "quantization", "")):
-        weights = 1
-    engine = select(cfg, ROLLOUT + "name")
-    options = ROLLOUT + f"engine_kwargs.{engine}."
-    return Rollout(
-        engine=engine, gpus=gpus, replicas=gpus // (tensor * pipeline * data), tensor=tensor * pipeline,
-        expert=select(cfg, ROLLOUT + "expert_parallel_size", 1), data=data, weights=weights,
-        cache=dtype_bytes(select(cfg, options + "kv_cache_dtype", "auto"), weights if weights > 1 else 2),
-        utilization=float(select(cfg, ROLLOUT + "gpu_memory_utilization", 0.5)),
-        sequences=select(cfg, ROLLOUT + "max_num_seqs", 256),
-        batched_tokens=select(cfg, ROLLOUT + "max_num_batched_tokens", 8192),
-        length=select(cfg, ROLLOUT + "max_model_len", cfg.data.max_prompt_length + cfg.data.max_response_length),
-        eager=bool(select(cfg, ROLLOUT + "enforce_eager", False)),
-        cache_bytes=select(cfg, options + "kv_cache_memory_bytes"),
-    )  # fmt: skip
 
 
 def trainer_of(cfg: DictConfig) -> Trainer:

@@ -165,6 +165,11 @@ def show(plan: Plan, console: Console) -> None:
     if plan.host:
         console.print(_memory("host memory of a node that trains", (("together", plan.host),)))
     console.print(_verdicts(plan))
+    if plan.remedies:
+        table = _table(f"what would help on {plan.gpu.title}, one on top of the other", "overrides", "costs", "peak")
+        for one in plan.remedies:
+            table.add_row(one.settings, one.price, sizes(one.peak))
+        console.print(table)
     if plan.routes is not None:
         one, step = plan.routes
         console.print(f"routes    at most {size(one)} a response, {size(step)} an optimizer step", **line)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.plan.layout import Rollout
 from recipes.plan.model import Model
 from recipes.plan.quantities import GIB, Range, Row, count, size, total
+from recipes.plan.rollout_layout import Rollout
 
 GRAPHS = Range(0.3 * GIB, 2.5 * GIB)
 """CUDA graphs of vLLM and SGLang; they depend on the captured sizes; not measured here."""

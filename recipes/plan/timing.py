@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from recipes.plan.gpus import Gpu
-from recipes.plan.layout import Rollout, Trainer
+from recipes.plan.layout import Trainer
 from recipes.plan.model import Model
 from recipes.plan.quantities import ZERO, Range
+from recipes.plan.rollout_layout import Rollout
 from recipes.plan.rollout_memory import RolloutMemory, weights
 from recipes.plan.settings import Settings
 from recipes.plan.trainer_memory import held
