@@ -111,6 +111,11 @@ def verdict(peak: Range, memory: float) -> str:
     return "fits" if peak.high <= memory else "tight"
 
 
+def room(rollout: Rollout, gpu: Gpu) -> float:
+    """Bytes of a GPU that the trainer may take: all, or what the rollout leaves it on a shared one."""
+    return gpu.memory * (1 - rollout.utilization if rollout.shared else 1)
+
+
 def _expected(settings: Settings) -> Range:
     """Tokens of a whole sequence: from short to long, as they are assumed."""
     low, high = settings.prompt.low + settings.response.low, settings.prompt.high + settings.response.high
@@ -126,7 +131,7 @@ def _verdicts(model: Model, rollout: Rollout, settings: Settings, peak: Range, w
     for name, gpu in GPUS.items():
         generating = _rollout(model, rollout, gpu, settings, window)
         side = rollout_memory.fits(generating, gpu.memory, rollout.utilization)
-        found.append(Verdict(name, verdict(peak, gpu.memory), side))
+        found.append(Verdict(name, verdict(peak, room(rollout, gpu)), side))
     return tuple(found)
 
 
@@ -176,7 +181,7 @@ def build(cfg: DictConfig) -> Plan:
         trainer_memory=training, rollout_memory=generating,
         host=trainer_memory.host_rows(model, trainer, cfg.trainer.n_gpus_per_node),
         verdicts=_verdicts(model, rollout, settings, training.peak, window),
-        remedies=remedies(trainer, gpu.memory, lambda layout: train(layout).peak),
+        remedies=remedies(trainer, room(rollout, gpu), lambda layout: train(layout).peak),
         work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline),
         notes=tuple(_notes(cfg, model, rollout, training, generating)),
     )  # fmt: skip
@@ -184,7 +189,7 @@ def build(cfg: DictConfig) -> Plan:
 
 def _run(cfg: DictConfig) -> dict[str, Any]:
     return {
-        **{name: cfg.choices[name] for name in sorted(cfg.choices)},
+        **{name: cfg.choices[name] for name in sorted(cfg.choices) if cfg.choices[name] is not None},
         "lag": f"{cfg.lag.schedule} {cfg.lag.steps}",
         "routing_replay": cfg.routing_replay.mode,
         "steps": cfg.steps,
@@ -192,7 +197,6 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
         "responses_per_prompt": cfg.responses_per_prompt,
         "max_prompt_length": cfg.data.max_prompt_length,
         "max_response_length": cfg.data.max_response_length,
-        "gpus": cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + rollout_of(cfg).gpus,
     }
 
 
@@ -206,6 +210,10 @@ def _notes(cfg: DictConfig, model: Model, rollout: Rollout, training: Memory, ge
         )
     if not model.exact:
         notes.append(f"{model.family} is counted in transformers' modules; activations are those of a Llama-like layer")
+    if rollout.shared:
+        notes.append(
+            "trainer and rollout share one GPU: both slow down, by how much is between max and sum of their times"
+        )
     if cfg.backend.name == "cpu":
         notes.append("the run is on CPUs; the rows say what it would take on GPUs of that type with the same settings")
     return notes

@@ -1,4 +1,4 @@
-"""Where a run's model is described: its folder, the hub's cache, or the descriptions that come with the recipes."""
+"""Where a run's model is described: its folder, the hub's cache, the numbers that come with the recipes, the hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.errors import ConfigError
+from recipes.models.published import PUBLISHED, describe
 from recipes.plan.model import Model, model_of
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
@@ -38,17 +39,14 @@ def _described(cfg: DictConfig) -> tuple[str, Mapping[str, Any], str]:
     if OmegaConf.is_missing(cfg.model, "path"):
         raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
     name = str(cfg.model.path)
-    file = Path(name).expanduser() / "config.json"
-    if file.is_file():
-        return name, json.loads(file.read_text()), str(file)
-    cached = _cached(name)
-    if cached is not None:
-        return name, json.loads(cached.read_text()), str(cached)
+    here = describe(cfg)
+    if here is not None:
+        return name, here.numbers, here.source
     known = shipped()
     short = name.rstrip("/").rsplit("/", 1)[-1].lower()
     if short in known:
         file, entry = known[short]
-        return name, entry["config"], f"{file.name} of recipes/plan/architectures ({name} has no config.json here)"
+        return name, entry["config"], f"recipes/plan/architectures/{file.name} ({name} has no config.json here)"
     return name, _from_hub(name), "the hub"
 
 
@@ -60,25 +58,13 @@ def _tiny(name: str) -> Mapping[str, Any]:
     return {"model_type": family, "vocab_size": len(SPECIAL + CHARACTERS), **TINY[name]}
 
 
-def _cached(name: str) -> Path | None:
-    """The config in the hub's local cache; no network."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
 def _from_hub(name: str) -> Mapping[str, Any]:
     from transformers import PretrainedConfig
 
     try:
         described, _ = PretrainedConfig.get_config_dict(name)
     except Exception as error:  # of the network, of the hub, of the name: whichever, it is not here
-        names = ", ".join(sorted(entry["names"][0] for _, entry in shipped().values()))
+        names = ", ".join([*PUBLISHED, *(entry["names"][0] for _, entry in shipped().values())])
         fix = f"give a folder with its config.json, or one of {names}"
         raise ConfigError("model", name, "no config.json of it is here, and the hub was not reached", fix) from error
     return described

@@ -8,7 +8,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes import megatron
-from recipes.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor."
 _BYTES = {"32": 4, "16": 2, "8": 1}
@@ -78,6 +77,7 @@ class Trainer:
         optimizer, recompute: see there.
         tokens: most tokens of a micro-batch on one rank; by how a micro-batch is given.
         tokens_formula: the same in words.
+        longest: tokens of one whole sequence on one rank.
         micro_batches: of one optimizer step on a rank, at least and at most.
         fused_logits: whether log-probs are computed without ever holding all logits.
         reference, critic: whether a reference model and a critic stand beside the policy.
@@ -105,6 +105,7 @@ class Trainer:
     recompute: Recompute
     tokens: int
     tokens_formula: str
+    longest: int
     micro_batches: tuple[int, int]
     fused_logits: bool
     reference: bool
@@ -134,9 +135,10 @@ def trainer_of(cfg: DictConfig) -> Trainer:
     ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
     parts = _megatron(cfg, ranks) if megatron.chosen(cfg) else _fsdp(cfg, ranks)
     tokens, words = _tokens(cfg, parts["context"])
+    length = cfg.data.max_prompt_length + cfg.data.max_response_length
     share = max(1, cfg.prompts_per_step * cfg.responses_per_prompt // parts["data"])
     return Trainer(
-        ranks=ranks, tokens=tokens, tokens_formula=words, micro_batches=_micro_batches(cfg, share, tokens, parts),
+        ranks=ranks, tokens=tokens, tokens_formula=words, longest=-(-length // parts["context"]), micro_batches=_micro_batches(cfg, share, tokens, parts),
         fused_logits=bool(select(cfg, "actor_rollout_ref.model.use_fused_kernels", False)),
         reference=bool(select(cfg, ACTOR + "use_kl_loss") or select(cfg, "algorithm.use_kl_in_reward")),
         reference_on_gpu=parts["engine"] == "megatron"
@@ -234,17 +236,13 @@ def _fsdp(cfg: DictConfig, ranks: int) -> dict[str, Any]:
 
     shards = of("fsdp_size", -1)
     shards = ranks if shards < 1 else min(shards, ranks)
-    context = max(of("ulysses_sequence_parallel_size", 1), select(cfg, ACTOR + "ulysses_sequence_parallel_size", 1))
-    if ranks % context:
-        key = ACTOR + "ulysses_sequence_parallel_size"
-        raise ConfigError(key, context, f"it does not divide {ranks} ranks", "set a divisor")
     weights = dtype_bytes(of("model_dtype", "fp32"), 4)
     away = bool(of("offload_policy", False))
     checkpointed = bool(select(cfg, "actor_rollout_ref.model.enable_gradient_checkpointing", True))
     returned = [what for what in ("param", "optimizer") if of(f"{what}_offload", False) and not away]
     return {
-        "engine": "fsdp", "tensor": 1, "pipeline": 1, "context": context, "expert": 1, "expert_tensor": 1,
-        "data": ranks // context, "shards": shards, "expert_shards": shards, "sequence_parallel": False,
+        "engine": "fsdp", "tensor": 1, "pipeline": 1, "context": megatron.sequence_split(cfg), "expert": 1, "expert_tensor": 1,
+        "data": megatron.data_parallel(cfg), "shards": shards, "expert_shards": shards, "sequence_parallel": False,
         "weights": weights, "compute": dtype_bytes(of("mixed_precision.param_dtype", "bf16")), "gradients": weights,
         "reshard": bool(of("reshard_after_forward", True)),
         "optimizer": Optimizer(master=0, moments=2 * weights, on_gpu=0.0 if away else 1.0, scratch=weights),

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.compose import TRAIN, compose
+from recipes.compose import compose
 from recipes.derive import derive
 from recipes.plan.build import Plan, build
 from recipes.plan.layout import ACTOR, select
@@ -22,23 +22,6 @@ from recipes.plan.rollout_layout import ROLLOUT
 RECIPE = "qwen3_30b_a3b_megatron_sglang"
 ARM = ("algorithm=sat_gspo", "routing_replay=r3", "lag=8")
 """The arm of the paper with the best score at lag 8."""
-_MEGATRON = "actor_rollout_ref.actor.megatron."
-EQUIVALENT = (
-    "backend=cuda", "model_engine=megatron", "actor_rollout_ref.actor.strategy=megatron",
-    "model=Qwen/Qwen3-30B-A3B-Base", "task=train.parquet", "task.test_file=null", "benchmark=aime24",
-    "benchmark_samples=8", "validate_every=5", "trainer_ranks=4", "rollout_replicas=4", "steps=544",
-    "prompts_per_step=256", "responses_per_prompt=16", "data.max_prompt_length=2048", "data.max_response_length=32768",
-    _MEGATRON + "tensor_model_parallel_size=4", _MEGATRON + "expert_model_parallel_size=4",
-    _MEGATRON + "expert_tensor_parallel_size=1",
-    _MEGATRON + "override_transformer_config.recompute_granularity=full",
-    _MEGATRON + "override_transformer_config.recompute_method=uniform",
-    _MEGATRON + "override_transformer_config.recompute_num_layers=1",
-    "actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=34816",
-    "actor_rollout_ref.actor.optim.betas=[0.9,0.98]", "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.001", "actor_rollout_ref.rollout.name=sglang",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=4", "actor_rollout_ref.rollout.gpu_memory_utilization=0.85",
-)  # fmt: skip
-"""The paper's setting in overrides, for where the recipe of that name is not there."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +33,6 @@ class Compared:
     ours: Any
     same: bool | None
     remark: str = ""
-
-
-def words() -> tuple[str, ...]:
-    """The overrides that compose the paper's node: the recipe if it is there, else its equivalent."""
-    return (f"recipe={RECIPE}",) if (TRAIN.folder / "recipe" / f"{RECIPE}.yaml").is_file() else EQUIVALENT
 
 
 def _key(name: str) -> Callable[[DictConfig, Plan], Any]:
@@ -93,9 +71,9 @@ _SETTINGS: tuple[tuple[str, Any, Callable[[DictConfig, Plan], Any], str], ...] =
     ("iterations", 544, _key("steps"), ""),
     ("prompts of the data", 30712, lambda cfg, plan: None,
      "DAPO-Math-17k (17,398) + Dolci-RL-Zero-Math-7B (13,314); ours are counted when the data is prepared"),
-    ("response limit", 32768, _key("data.max_response_length"), "the paper says 32k"),
+    ("response limit", 32768, _key("data.max_response_length"), "the paper says 32k; prompt and response share the model's 32,768 positions"),
     ("tokens of a micro-batch per GPU", 32768, lambda cfg, plan: plan.trainer.tokens,
-     "verl refuses a cap below one whole sequence of prompt and response"),
+     ""),
     ("temperature", 1.0, _key(ROLLOUT + "temperature"), "one passage of the paper says 0.95"),
     ("top-p", 1.0, _key(ROLLOUT + "top_p"), ""),
     ("top-k", -1, _key(ROLLOUT + "top_k"), ""),
@@ -117,7 +95,8 @@ _SETTINGS: tuple[tuple[str, Any, Callable[[DictConfig, Plan], Any], str], ...] =
      "the paper's text says batch, its table of symbols microbatch"),
     ("steps between weight syncs", 8, lambda cfg, plan: plan.work.window, "the paper's lag 8"),
     ("evaluation", "aime24", _key("benchmark"), ""),
-    ("iterations between evaluations", 5, _key("validate_every"), "rounded to whole weight syncs"),
+    ("iterations between evaluations", 5, lambda cfg, plan: cfg.trainer.test_freq * plan.work.window,
+     "verl validates at weight syncs"),
     ("samples of an evaluation", 8, _key("benchmark_samples"), "text: avg@8; appendix: 16 samples x 4 runs"),
 )  # fmt: skip
 
@@ -137,7 +116,7 @@ def compared(cfg: DictConfig, plan: Plan) -> list[Compared]:
 
 def node() -> tuple[DictConfig, Plan]:
     """The paper's node with the arm :data:`ARM`: derived config and plan."""
-    cfg = derive(compose([*words(), *ARM]))
+    cfg = derive(compose([f"recipe={RECIPE}", *ARM]))
     return cfg, build(cfg)
 
 
@@ -185,12 +164,11 @@ def document() -> str:
     rows = compared(cfg, plan)
     equal = sum(row.same is True for row in rows)
     differing = ", ".join(row.setting for row in rows if row.same is False) or "none"
-    how = f"`recipe={RECIPE}`" if words() != EQUIVALENT else "the equivalent overrides in `recipes/plan/paper.py`"
     head = [
         "# The paper's node, as reported and as planned here",
         "",
-        f"Written by `python -m recipes.plan paper` from {how} with `{' '.join(ARM)}`. The left column is the setting that",
-        "the SAT paper (arXiv 2607.18722) reports, the right one is read back from the composed and derived config.",
+        f"Written by `python -m recipes.plan paper` from `recipe={RECIPE} {' '.join(ARM)}`. `paper` is the setting that the",
+        "SAT paper (arXiv 2607.18722) reports; `ours` is read back from the composed and derived config.",
         f"{equal} of {len(rows)} are equal; different: {differing}. Nothing here was run on a GPU.",
         "",
     ]

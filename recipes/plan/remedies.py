@@ -38,15 +38,34 @@ def _changes(trainer: Trainer) -> Iterator[tuple[str, str, Trainer]]:
         if trainer.engine == "megatron":
             words = f"{_RECOMPUTE}granularity=full {_RECOMPUTE}method=uniform {_RECOMPUTE}num_layers=1"
         yield words, "a third more arithmetic", trainer
-    if not trainer.fused_logits:
-        trainer = replace(trainer, fused_logits=True)
-        yield "actor_rollout_ref.model.use_fused_kernels=true", "other kernels for the log-probs", trainer
-    if trainer.optimizer.on_gpu:
-        trainer = replace(trainer, optimizer=replace(trainer.optimizer, on_gpu=0.0))
-        words = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"
-        if trainer.engine == "megatron":
-            words = f"+{_OPTIM}optimizer_cpu_offload=true +{_OPTIM}optimizer_offload_fraction=1.0"
-        yield words, "host memory, and seconds of every step", trainer
+    if trainer.tokens > trainer.longest:
+        trainer = replace(trainer, tokens=trainer.longest, tokens_formula="one whole sequence")
+        cap = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={trainer.longest}"
+        yield f"actor_rollout_ref.actor.use_dynamic_bsz=true {cap}", "more and smaller micro-batches", trainer
+    order = (_on_host, _fused) if trainer.engine == "megatron" else (_fused, _on_host)
+    for change in order:
+        found = change(trainer)
+        if found is not None:
+            trainer = found[2]
+            yield found
+
+
+def _fused(trainer: Trainer) -> tuple[str, str, Trainer] | None:
+    if trainer.fused_logits:
+        return None
+    words = "actor_rollout_ref.model.use_fused_kernels=true"
+    return words, "other kernels for the log-probs", replace(trainer, fused_logits=True)
+
+
+def _on_host(trainer: Trainer) -> tuple[str, str, Trainer] | None:
+    if not trainer.optimizer.on_gpu:
+        return None
+    words = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"
+    if trainer.engine == "megatron":
+        names = ("optimizer_cpu_offload=true", "optimizer_offload_fraction=1.0", "use_precision_aware_optimizer=true")
+        words = " ".join(f"+{_OPTIM}{name}" for name in names)
+    changed = replace(trainer, optimizer=replace(trainer.optimizer, on_gpu=0.0))
+    return words, "host memory, and seconds of every step", changed
 
 
 def remedies(trainer: Trainer, memory: float, peak_of: Callable[[Trainer], Range]) -> tuple[Remedy, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from recipes.plan.build import Plan
+from recipes.plan.build import Plan, room
 from recipes.plan.gpus import GPUS
 from recipes.plan.quantities import Range, Row, count, size, total
 
@@ -115,7 +115,11 @@ def _time(plan: Plan) -> Table | None:
         ("one step, any length", seconds(time.step_any), "from low to high lengths"),
         ("one step, all at the limit", seconds(time.step_limit), "every response cut off"),
         ("the run", seconds(time.run), f"{plan.work.steps} steps, {validations}"),
-        ("GPU hours", span(time.gpu_hours), f"{plan.trainer.ranks} + {plan.rollout.gpus} GPUs"),
+        (
+            "GPU hours",
+            span(time.gpu_hours),
+            "one GPU for both" if plan.rollout.shared else f"{plan.trainer.ranks} + {plan.rollout.gpus} GPUs",
+        ),
     ]
     if time.cost is not None and settings.price is not None:
         rows.append(
@@ -154,7 +158,7 @@ def show(plan: Plan, console: Console) -> None:
     )
     memory = plan.trainer_memory
     console.print(_memory(memory.title, (("standing", memory.standing), *memory.phases.items())))
-    console.print(f"peak      {sizes(memory.peak)} of {size(plan.gpu.memory)}", **line)
+    console.print(f"peak      {sizes(memory.peak)} of {size(room(plan.rollout, plan.gpu))}", **line)
     own = plan.rollout_memory
     console.print(_memory("a GPU that generates", (("beside the KV cache", own.rows),)))
     console.print(

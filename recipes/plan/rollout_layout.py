@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from recipes import divisibility
 from recipes.errors import ConfigError
 from recipes.plan.layout import dtype_bytes, select
 
@@ -28,6 +29,7 @@ class Rollout:
         length: most tokens of a sequence.
         eager: whether it goes without CUDA graphs.
         cache_bytes: size of the KV cache where it is set by hand.
+        shared: whether it runs on the trainer's own GPU.
     """
 
     engine: str
@@ -44,6 +46,7 @@ class Rollout:
     length: int
     eager: bool
     cache_bytes: int | None = None
+    shared: bool = False
 
 
 def rollout_of(cfg: DictConfig) -> Rollout:
@@ -53,10 +56,10 @@ def rollout_of(cfg: DictConfig) -> Rollout:
         ConfigError: GPUs that the size of a server does not divide.
     """
     tensor, pipeline = (select(cfg, f"{ROLLOUT}{name}_model_parallel_size", 1) for name in ("tensor", "pipeline"))
-    data = select(cfg, ROLLOUT + "data_parallel_size", 1)
+    size = divisibility.engine_size(cfg)
     gpus = max(select(cfg, ROLLOUT + "nnodes", 1), 1) * select(cfg, ROLLOUT + "n_gpus_per_node", 1)
-    if gpus % (tensor * pipeline * data):
-        problem = f"a server of {tensor * pipeline * data} GPUs does not divide {gpus} GPUs"
+    if gpus % size:
+        problem = f"a server of {size} GPUs does not divide {gpus} GPUs"
         key = ROLLOUT + "tensor_model_parallel_size"
         raise ConfigError(key, tensor, problem, "set a divisor of the rollout's GPUs")
     weights = dtype_bytes(select(cfg, ROLLOUT + "dtype", "bfloat16"))
@@ -65,8 +68,8 @@ def rollout_of(cfg: DictConfig) -> Rollout:
     engine = select(cfg, ROLLOUT + "name")
     options = ROLLOUT + f"engine_kwargs.{engine}."
     return Rollout(
-        engine=engine, gpus=gpus, replicas=gpus // (tensor * pipeline * data), tensor=tensor * pipeline,
-        expert=select(cfg, ROLLOUT + "expert_parallel_size", 1), data=data, weights=weights,
+        engine=engine, gpus=gpus, replicas=gpus // size, tensor=tensor * pipeline,
+        expert=select(cfg, ROLLOUT + "expert_parallel_size", 1), data=select(cfg, ROLLOUT + "data_parallel_size", 1), weights=weights,
         cache=dtype_bytes(select(cfg, options + "kv_cache_dtype", "auto"), weights if weights > 1 else 2),
         utilization=float(select(cfg, ROLLOUT + "gpu_memory_utilization", 0.5)),
         sequences=select(cfg, ROLLOUT + "max_num_seqs", 256),
@@ -74,4 +77,5 @@ def rollout_of(cfg: DictConfig) -> Rollout:
         length=select(cfg, ROLLOUT + "max_model_len", cfg.data.max_prompt_length + cfg.data.max_response_length),
         eager=bool(select(cfg, ROLLOUT + "enforce_eager", False)),
         cache_bytes=select(cfg, options + "kv_cache_memory_bytes"),
+        shared=bool(select(cfg, "backend.shared_gpu", False)),
     )  # fmt: skip

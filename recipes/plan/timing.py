@@ -135,8 +135,12 @@ def generation(machine: Machine, case: Case, sequences: int, *, drained: bool) -
     return Range(seconds[0], seconds[1] + prefill / settings.decode_efficiency.low + tail), running
 
 
-def _step(train: Range, generate: Range, sync: Range, *, overlapped: bool) -> Range:
-    return (train.most(generate) if overlapped else train + generate) + sync
+def _step(train: Range, generate: Range, sync: Range, *, overlapped: bool, shared: bool) -> Range:
+    """Both at once, or one after the other; on one GPU at once, but not faster than the sum at worst."""
+    both, most = train + generate, train.most(generate)
+    if not overlapped:
+        return both + sync
+    return Range(most.low, both.high if shared else most.high) + sync
 
 
 def _hidden(train: Range, generate: Range, *, overlapped: bool) -> Range:
@@ -176,7 +180,7 @@ def time_of(machine: Machine, work: Work, *, lag: int, bounded: bool) -> Time:
     steps = {}
     for name in work.cases:
         train, generate, _ = sides(name)
-        steps[name] = _step(train, generate, sync, overlapped=overlapped)
+        steps[name] = _step(train, generate, sync, overlapped=overlapped, shared=machine.rollout.shared)
     train, generate, running = sides("expected")
     bottleneck = "rollout" if generate.low > train.high else "trainer" if train.low > generate.high else "either"
     validation = None
@@ -184,7 +188,8 @@ def time_of(machine: Machine, work: Work, *, lag: int, bounded: bool) -> Time:
         once, _ = generation(machine, work.cases["expected"], work.problems * work.samples, drained=True)
         validation = once * work.validations
     run = steps["expected"] * work.steps + (validation or ZERO)
-    gpu_hours = run * ((machine.trainer.ranks + machine.rollout.gpus) / 3600)
+    gpus = machine.trainer.ranks + machine.rollout.gpus * (not machine.rollout.shared)
+    gpu_hours = run * (gpus / 3600)
     price = machine.settings.price
     return Time(
         train=train, generate=generate, sync=sync, step=steps["expected"],
