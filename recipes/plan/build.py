@@ -167,6 +167,8 @@ def build(cfg: DictConfig) -> Plan:
     window = work.window * work.responses
     routes = _routes(cfg, model, work.responses)
     bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
+    if select(cfg, ROLLOUT + "checkpoint_engine.backend") == "shm":
+        bucket = 0  # in shared memory of the host
 
     def train(layout: Trainer) -> Memory:
         return trainer_memory.plan(model, layout, bucket, replay=routes is not None)
@@ -211,9 +213,7 @@ def _notes(cfg: DictConfig, model: Model, rollout: Rollout, training: Memory, ge
     if not model.exact:
         notes.append(f"{model.family} is counted in transformers' modules; activations are those of a Llama-like layer")
     if rollout.shared:
-        notes.append(
-            "trainer and rollout share one GPU: both slow down, by how much is between max and sum of their times"
-        )
+        notes.append("trainer and rollout share one GPU: a step takes between the longer of the two and both together")
     if cfg.backend.name == "cpu":
         notes.append("the run is on CPUs; the rows say what it would take on GPUs of that type with the same settings")
     return notes

@@ -138,7 +138,8 @@ def trainer_of(cfg: DictConfig) -> Trainer:
     length = cfg.data.max_prompt_length + cfg.data.max_response_length
     share = max(1, cfg.prompts_per_step * cfg.responses_per_prompt // parts["data"])
     return Trainer(
-        ranks=ranks, tokens=tokens, tokens_formula=words, longest=-(-length // parts["context"]), micro_batches=_micro_batches(cfg, share, tokens, parts),
+        ranks=ranks, tokens=tokens, tokens_formula=words, longest=-(-length // parts["context"]),
+        micro_batches=_micro_batches(cfg, share, tokens, parts),
         fused_logits=bool(select(cfg, "actor_rollout_ref.model.use_fused_kernels", False)),
         reference=bool(select(cfg, ACTOR + "use_kl_loss") or select(cfg, "algorithm.use_kl_in_reward")),
         reference_on_gpu=parts["engine"] == "megatron"
@@ -241,7 +242,8 @@ def _fsdp(cfg: DictConfig, ranks: int) -> dict[str, Any]:
     checkpointed = bool(select(cfg, "actor_rollout_ref.model.enable_gradient_checkpointing", True))
     returned = [what for what in ("param", "optimizer") if of(f"{what}_offload", False) and not away]
     return {
-        "engine": "fsdp", "tensor": 1, "pipeline": 1, "context": megatron.sequence_split(cfg), "expert": 1, "expert_tensor": 1,
+        "engine": "fsdp", "tensor": 1, "pipeline": 1, "context": megatron.sequence_split(cfg), "expert": 1,
+        "expert_tensor": 1,
         "data": megatron.data_parallel(cfg), "shards": shards, "expert_shards": shards, "sequence_parallel": False,
         "weights": weights, "compute": dtype_bytes(of("mixed_precision.param_dtype", "bf16")), "gradients": weights,
         "reshard": bool(of("reshard_after_forward", True)),

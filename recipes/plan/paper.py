@@ -71,7 +71,8 @@ _SETTINGS: tuple[tuple[str, Any, Callable[[DictConfig, Plan], Any], str], ...] =
     ("iterations", 544, _key("steps"), ""),
     ("prompts of the data", 30712, lambda cfg, plan: None,
      "DAPO-Math-17k (17,398) + Dolci-RL-Zero-Math-7B (13,314); ours are counted when the data is prepared"),
-    ("response limit", 32768, _key("data.max_response_length"), "the paper says 32k; prompt and response share the model's 32,768 positions"),
+    ("response limit", 32768, _key("data.max_response_length"), 
+     "the paper says 32k; prompt and response share the model's 32,768 positions"),
     ("tokens of a micro-batch per GPU", 32768, lambda cfg, plan: plan.trainer.tokens,
      ""),
     ("temperature", 1.0, _key(ROLLOUT + "temperature"), "one passage of the paper says 0.95"),
@@ -167,8 +168,8 @@ def document() -> str:
     head = [
         "# The paper's node, as reported and as planned here",
         "",
-        f"Written by `python -m recipes.plan paper` from `recipe={RECIPE} {' '.join(ARM)}`. `paper` is the setting that the",
-        "SAT paper (arXiv 2607.18722) reports; `ours` is read back from the composed and derived config.",
+        f"Written by `python -m recipes.plan paper` from `recipe={RECIPE} {' '.join(ARM)}`. `paper` is what the SAT",
+        "paper (arXiv 2607.18722) reports; `ours` is read back from the composed and derived config.",
         f"{equal} of {len(rows)} are equal; different: {differing}. Nothing here was run on a GPU.",
         "",
     ]

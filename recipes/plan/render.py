@@ -20,6 +20,11 @@ def span(value: Range, form: str = "{:.3g}") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def amount(value: Range) -> str:
+    """A range of dollars or hours in words."""
+    return span(value, "{:,.0f}" if value.low >= 10 else "{:,.2f}")
+
+
 def sizes(value: Range) -> str:
     """A range of bytes in words."""
     low, high = size(value.low), size(value.high)
@@ -102,10 +107,13 @@ def _time(plan: Plan) -> Table | None:
         f"{span(settings.step_floor_ms)} ms a step at least, and the longest response alone"
     )
     servers = f"{span(time.running, '{:.0f}')} sequences at once on each of {plan.rollout.replicas} servers"
-    overlap = f"bottleneck: {time.bottleneck}; overlap hides {time.hidden.low:.0%} to {time.hidden.high:.0%} of both"
+    overlap = f"bottleneck: {time.bottleneck}; " + (
+        f"overlap hides {time.hidden.low:.0%} to {time.hidden.high:.0%} of both" if time.hidden.high else "no overlap"
+    )
     validations = "without validations: how many problems they have is not known"
     if time.validation is not None:
         validations = f"{plan.work.validations} validations, {seconds(time.validation)}"
+    gpus = "one GPU for both" if plan.rollout.shared else f"{plan.trainer.ranks} + {plan.rollout.gpus} GPUs"
     rows = [
         ("trainer, per step", seconds(time.train), f"arithmetic / ({share})"),
         ("rollout, per step", seconds(time.generate), decoding),
@@ -115,15 +123,11 @@ def _time(plan: Plan) -> Table | None:
         ("one step, any length", seconds(time.step_any), "from low to high lengths"),
         ("one step, all at the limit", seconds(time.step_limit), "every response cut off"),
         ("the run", seconds(time.run), f"{plan.work.steps} steps, {validations}"),
-        (
-            "GPU hours",
-            span(time.gpu_hours),
-            "one GPU for both" if plan.rollout.shared else f"{plan.trainer.ranks} + {plan.rollout.gpus} GPUs",
-        ),
+        ("GPU hours", amount(time.gpu_hours), gpus),
     ]
     if time.cost is not None and settings.price is not None:
         rows.append(
-            ("cost", f"${span(time.cost)}", f"${span(settings.price)} per GPU and hour (plan.price_per_gpu_hour)")
+            ("cost", "$" + amount(time.cost), f"${span(settings.price)} per GPU and hour (plan.price_per_gpu_hour)")
         )
     for row in rows:
         table.add_row(*row)

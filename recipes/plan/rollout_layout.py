@@ -69,7 +69,8 @@ def rollout_of(cfg: DictConfig) -> Rollout:
     options = ROLLOUT + f"engine_kwargs.{engine}."
     return Rollout(
         engine=engine, gpus=gpus, replicas=gpus // size, tensor=tensor * pipeline,
-        expert=select(cfg, ROLLOUT + "expert_parallel_size", 1), data=select(cfg, ROLLOUT + "data_parallel_size", 1), weights=weights,
+        expert=select(cfg, ROLLOUT + "expert_parallel_size", 1),
+        data=select(cfg, ROLLOUT + "data_parallel_size", 1), weights=weights,
         cache=dtype_bytes(select(cfg, options + "kv_cache_dtype", "auto"), weights if weights > 1 else 2),
         utilization=float(select(cfg, ROLLOUT + "gpu_memory_utilization", 0.5)),
         sequences=select(cfg, ROLLOUT + "max_num_seqs", 256),

@@ -113,8 +113,9 @@ def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window:
             f"gpu_memory_utilization={rollout.utilization}, which leaves {size(memory - budget)} for them"
         )
     if running.high < needed:
+        most = "max_num_seqs" if running.high >= cap else "the KV cache"
         notes.append(
-            f"{needed} sequences of a window wait for {running.low:.0f} to {running.high:.0f} places of a server"
+            f"a window brings a server {needed} sequences; it runs {running.high:.0f} at once at most ({most})"
         )
     return RolloutMemory(rows, cache, outside, token, tokens, full, running, needed, tuple(notes))
 

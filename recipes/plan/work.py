@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from recipes.plan.layout import ACTOR, Trainer, select
 from recipes.plan.model import Model
 from recipes.plan.settings import Settings
-from recipes.schedule import schedule_of
+from recipes.schedule import AFTER_TRAINING, schedule_of
 from sat_verl.batch_quantile import SAT_MODES
 
 
@@ -125,10 +125,10 @@ def work_of(cfg: DictConfig, model: Model, trainer: Trainer, settings: Settings)
         tokens = responses * lengths.whole
         forward = forward_flops(model, tokens, lengths.whole)
         cases[name] = Case(lengths, tokens, responses * lengths.response, forward, forwards * forward)
-    every = cfg.validate_every
+    interval = cfg.trainer.test_freq * schedule_of(cfg).sync_every
     return Work(
         steps=cfg.steps, prompts=cfg.prompts_per_step, responses=responses, window=schedule_of(cfg).sync_every,
-        passes=of_step, cases=cases, validations=(1 + cfg.steps // every) if every else 2, problems=_problems(cfg),
+        passes=of_step, cases=cases, validations=2 if cfg.trainer.test_freq == AFTER_TRAINING else 1 + cfg.steps // interval, problems=_problems(cfg),
         samples=select(cfg, "actor_rollout_ref.rollout.val_kwargs.n", 1),
     )  # fmt: skip
 
