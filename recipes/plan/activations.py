@@ -87,9 +87,12 @@ def rows(model: Model, trainer: Trainer) -> tuple[Row, ...]:
     )
     words = f"{tokens} tokens ({trainer.tokens_formula})"
     if recompute.kind != "layers":
-        exact = Range(per_layer.low, per_layer.high * (slack.high if is_megatron else 1.1))
-        formula = f"{words} x {layers} layers x {per_layer.low:.0f} to {exact.high:.0f} B x {flying} micro-batches"
-        return (Row("activations", exact * (tokens * layers * flying), formula, source),)
+        each = Range(per_layer.low, per_layer.high * (slack.high if is_megatron else 1.0))
+        whole = each * (tokens * layers * flying)
+        if not is_megatron:  # beside the layer whose backward pass runs
+            whole += Range(0.0, tokens * per_layer.high * (slack.high - 1))
+        formula = f"{words} x {layers} layers x {each.low:.0f} to {each.high:.0f} B x {flying} micro-batches"
+        return (Row("activations", whole, formula, source),)
     treated = layers if recompute.layers is None else min(recompute.layers, layers)
     inputs = trainer.compute * model.hidden / spread
     chunks = -(-treated // recompute.every)

@@ -126,9 +126,10 @@ def work_of(cfg: DictConfig, model: Model, trainer: Trainer, settings: Settings)
         forward = forward_flops(model, tokens, lengths.whole)
         cases[name] = Case(lengths, tokens, responses * lengths.response, forward, forwards * forward)
     interval = cfg.trainer.test_freq * schedule_of(cfg).sync_every
+    validations = 2 if cfg.trainer.test_freq == AFTER_TRAINING else 1 + cfg.steps // interval
     return Work(
         steps=cfg.steps, prompts=cfg.prompts_per_step, responses=responses, window=schedule_of(cfg).sync_every,
-        passes=of_step, cases=cases, validations=2 if cfg.trainer.test_freq == AFTER_TRAINING else 1 + cfg.steps // interval, problems=_problems(cfg),
+        passes=of_step, cases=cases, validations=validations, problems=_problems(cfg),
         samples=select(cfg, "actor_rollout_ref.rollout.val_kwargs.n", 1),
     )  # fmt: skip
 
