@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,7 +22,7 @@ from recipes.plan import PLAN_FILE, build, report
 from recipes.plan import activations as acts
 from recipes.plan.baseline import compare, parent
 from recipes.plan.build import Plan
-from recipes.plan.find import shipped
+from recipes.plan.find import find, shipped
 from recipes.plan.gpus import GPUS
 from recipes.plan.layout import Recompute, trainer_of
 from recipes.plan.model import Model, built, model_of
@@ -28,6 +30,7 @@ from recipes.plan.paper import compared, node
 from recipes.plan.quantities import Range, total
 from recipes.plan.rollout_layout import rollout_of
 from recipes.plan.rollout_memory import cache_bytes
+from recipes.plan.settings import settings_of
 from recipes.plan.trainer_memory import held, state_rows
 from recipes.plan.trainer_memory import plan as plan_trainer
 from recipes.plan.work import forward_flops
@@ -55,8 +58,22 @@ FAMILIES = {
 }
 
 
+@lru_cache
 def derived(*overrides: str):
+    """A derived config, which nothing here changes."""
     return derive(compose(overrides))
+
+
+def changed(cfg: DictConfig, **values: object) -> DictConfig:
+    """A copy with some settings changed; dots are written as two underscores."""
+    copy = OmegaConf.merge(cfg, {})
+    for name, value in values.items():
+        OmegaConf.update(copy, name.replace("__", "."), value, force_add=True)
+    return copy
+
+
+def planned(*overrides: str) -> Plan:
+    return build(derived(*overrides), baseline=False)
 
 
 def small(name: str = "qwen3", **changes: object) -> Model:
@@ -144,6 +161,7 @@ def test_a_checkpointed_layer_saves_its_input():
     assert two - one == tokens * 2 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_the_peak_of_a_step_is_within_the_range(checkpointed):
     """torch's own tracker of a whole forward and backward pass, on tensors without storage."""
@@ -263,13 +281,9 @@ def test_megatron_adds_6_and_12_by_the_data_parallel_ranks():
     model, trainer = small(), trainer_of(cfg)
     assert (trainer.data, trainer.shards) == (4, 4)
     assert total(state_rows(model, trainer)).low == pytest.approx((6 + 12 / 4) * model.parameters.total)
-    key = "actor_rollout_ref.actor.optim."
-    aware = trainer_of(
-        derived(
-            "recipe=qwen3_4b_fsdp_vllm", "backend=cuda_megatron", key + "use_precision_aware_optimizer=true",
-            key + "main_grads_dtype=bf16", key + "exp_avg_dtype=bf16", key + "exp_avg_sq_dtype=bf16",
-        )
-    )  # fmt: skip
+    optim = dict.fromkeys(("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "bf16")
+    optim["use_precision_aware_optimizer"] = True
+    aware = trainer_of(changed(cfg, actor_rollout_ref__actor__optim=optim))
     assert total(state_rows(model, aware)).low == pytest.approx((4 + 8 / 4) * model.parameters.total)
 
 
@@ -291,12 +305,15 @@ def test_the_kv_cache_is_vllms(tensor):
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B-Base", "Qwen/Qwen3-4B-Base", "Qwen2.5-0.5B"])
-def test_arithmetic_is_verls_without_the_embedding(name):
-    from verl.utils.flops_counter import FlopsCounter
+def test_arithmetic_is_verls_without_the_embedding(name, monkeypatch):
+    from verl.utils import flops_counter
 
+    monkeypatch.setattr(flops_counter, "get_device_flops", lambda: 1.0)  # asks CUDA for the peak of its device
     config, lengths = KNOWN[name], [100, 100, 100]
     values = {key: value for key, value in config.items() if key != "model_type"}
-    theirs, _ = FlopsCounter(AutoConfig.for_model(config["model_type"], **values)).estimate_flops(lengths, 1.0)
+    theirs, _ = flops_counter.FlopsCounter(AutoConfig.for_model(config["model_type"], **values)).estimate_flops(
+        lengths, 1.0
+    )
     model = model_of(config, "", "")
     ours = 3 * forward_flops(model, sum(lengths), 100) + 6 * model.head_parameters * sum(lengths)
     assert ours / 1e12 == pytest.approx(theirs, rel=1e-9)
@@ -305,7 +322,12 @@ def test_arithmetic_is_verls_without_the_embedding(name):
 # Whole plans
 
 
-@pytest.mark.parametrize("recipe", choices("recipe"))
+def _fast_first(names: list[str], *fast: str) -> list:
+    """All names, those that are not ``fast`` marked as slow: each composes one or two whole configs."""
+    return [one if one in fast else pytest.param(one, marks=pytest.mark.slow) for one in names]
+
+
+@pytest.mark.parametrize("recipe", _fast_first(choices("recipe"), "qwen2.5_0.5b_fsdp_vllm_1gpu"))
 def test_every_recipe_has_a_plan(recipe, tmp_path):
     out = StringIO()
     plan = report(
@@ -334,7 +356,7 @@ def test_every_recipe_has_a_plan(recipe, tmp_path):
     ],
 )  # fmt: skip
 def test_cpu_runs_have_a_plan_without_time(words):
-    plan = build(derived(*words))
+    plan = planned(*words)
     assert plan.time is None
     assert plan.trainer_memory.peak.high < GPUS["rtx3090"].memory
     assert (plan.routes is not None) == ("routing_replay=r3" in words)
@@ -343,13 +365,17 @@ def test_cpu_runs_have_a_plan_without_time(words):
 
 def test_the_optimizer_on_the_gpu_and_no_recompute_do_not_fit_and_the_plan_says_what_would(paper):
     cfg, planned = paper
-    key = "actor_rollout_ref.actor."
+    actor = "actor_rollout_ref__actor__"
     plan = build(
-        derived(
-            *cfg.overrides, f"{key}megatron.override_transformer_config.recompute_granularity=null",
-            f"{key}optim.override_optimizer_config.optimizer_cpu_offload=false",
-        )
-    )  # fmt: skip
+        changed(
+            cfg,
+            **{
+                f"{actor}megatron__override_transformer_config__recompute_granularity": None,
+                f"{actor}optim__override_optimizer_config__optimizer_cpu_offload": False,
+            },
+        ),
+        baseline=False,
+    )
     assert next(one for one in plan.verdicts if one.gpu == "h100").trainer == "does not fit"
     peaks = [plan.trainer_memory.peak.high, *(one.peak.high for one in plan.remedies)]
     assert peaks == sorted(peaks, reverse=True)
@@ -374,39 +400,43 @@ def test_memory_moves_the_way_it_must(paper):
 
 
 def test_time_moves_the_way_it_must():
-    words = ("recipe=qwen3_4b_fsdp_vllm", "algorithm=gspo")
-    at_once, in_turn = (build(derived(*words, f"lag={lag}")).time for lag in (1, 0))
+    cfg = derived("recipe=qwen3_4b_fsdp_vllm")
+    plan = build(cfg, baseline=False)
+    at_once = plan.time
+    in_turn = build(changed(cfg, lag__steps=0), baseline=False).time
+    free = build(changed(cfg, lag__schedule="bounded"), baseline=False).time
+    dear = build(changed(cfg, plan__price_per_gpu_hour=100, plan__gpu="h200"), baseline=False).time
     assert at_once is not None
     assert in_turn is not None
+    assert free is not None
+    assert dear is not None
     assert in_turn.step.low > at_once.step.low
     assert in_turn.hidden.high == 0 < at_once.hidden.high <= 0.5
-    free = build(derived(*words, "lag=bounded4")).time
-    assert free is not None
     assert free.generate.high < at_once.generate.high  # no window's longest response is waited for
-    dear = build(derived(*words, "+plan.price_per_gpu_hour=100", "+plan.gpu=h200")).time
-    assert dear is not None
     assert dear.cost == dear.gpu_hours * 100
-    # No rollout samples faster than its weights can be read once a step.
-    plan = build(derived(*words))
-    assert plan.time is not None
+    # No server samples faster than its weights can be read once a step.
     once = 2 * plan.model.parameters.total / (plan.gpu.bandwidth * 1e9)
-    assert plan.time.tokens_per_s.high <= plan.rollout.replicas * plan.time.running.high / once
+    assert at_once.tokens_per_s.high <= plan.rollout.replicas * at_once.running.high / once
 
 
 def test_passes_are_those_of_the_arm():
-    def names(*words: str) -> set[str]:
-        return {one.name for one in build(derived("recipe=qwen3_4b_fsdp_vllm", *words)).work.passes}
+    cfg = derived("recipe=qwen3_4b_fsdp_vllm")
 
-    assert "quantile of the batch" in names("algorithm=sat_gspo")
-    assert "quantile of the batch" not in names("algorithm=gspo")
-    assert "old log-probs" in names("algorithm=gspo", "correction=tis")
-    assert "reference log-probs" not in names("algorithm=gspo", "actor_rollout_ref.actor.use_kl_loss=false")
+    def names(**values: object) -> set[str]:
+        return {one.name for one in build(changed(cfg, **values), baseline=False).work.passes}
+
+    loss = "actor_rollout_ref__actor__policy_loss__"
+    assert names() == {"update", "recomputed activations", "reference log-probs", "quantile of the batch"}
+    assert "quantile of the batch" not in names(**{loss + "loss_mode": "gspo"})
+    assert "quantile of the batch" not in names(**{loss + "quantile_scope": "microbatch"})
+    assert "old log-probs" in names(algorithm__rollout_correction__bypass_mode=False)
+    assert "reference log-probs" not in names(actor_rollout_ref__actor__use_kl_loss=False)
 
 
 # Baseline
 
 
-@pytest.mark.parametrize("algorithm", [one for one in choices("algorithm") if parent(one)])
+@pytest.mark.parametrize("algorithm", _fast_first([one for one in choices("algorithm") if parent(one)], "sat_gspo"))
 def test_an_arm_differs_from_its_baseline_in_its_method_alone(algorithm):
     found = compare(derived(f"algorithm={algorithm}", "steps=12", "seed=3"))
     assert found is not None
@@ -426,6 +456,7 @@ def test_other_differences_would_be_seen():
     ]
 
 
+@pytest.mark.slow
 def test_corrections_and_replay_are_compared_with_the_arm_without():
     tis = compare(derived("algorithm=gspo", "correction=tis"))
     assert tis is not None
@@ -438,6 +469,7 @@ def test_corrections_and_replay_are_compared_with_the_arm_without():
     assert compare(derived("algorithm=gspo")) is None
 
 
+@pytest.mark.slow
 def test_a_baseline_goes_without_what_it_has_no_use_for():
     alpha = "actor_rollout_ref.actor.policy_loss.alpha=0.8"
     found = compare(derived("algorithm=sat_grpo", "reference=fresh", alpha))
@@ -451,30 +483,36 @@ def test_a_baseline_goes_without_what_it_has_no_use_for():
 
 
 @pytest.mark.parametrize(
-    ("words", "setting"),
+    ("name", "value"),
     [
-        ("+plan.gpu=v100", "plan.gpu"),
-        ("+plan.nothing=1", "plan.nothing"),
-        ("+plan.train_mfu=[0.5,0.2]", "plan.train_mfu"),
-        ("+plan.price_per_gpu_hour=-1", "plan.price_per_gpu_hour"),
-        ("+plan.mean_response_tokens=100000", "plan.mean_response_tokens"),
-        ("+plan.baseline=nothing", "plan.baseline"),
+        ("gpu", "v100"),
+        ("nothing", 1),
+        ("train_mfu", [0.5, 0.2]),
+        ("price_per_gpu_hour", -1),
+        ("mean_response_tokens", 100000),
+        ("mean_prompt_tokens", "many"),
     ],
 )
-def test_bad_assumptions_are_refused(words, setting):
+def test_bad_assumptions_are_refused(name, value):
+    cfg = changed(derived(), **{f"plan__{name}": value})
     with pytest.raises(ConfigError) as error:
-        build(derived(words))
-    assert error.value.setting == setting
+        settings_of(cfg, small())
+    assert error.value.setting == f"plan.{name}"
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(ConfigError, match=r"plan\.baseline"):
+        compare(derived(), "nothing")
 
 
 def test_the_default_file_holds_the_defaults():
-    assert build(derived("+plan=default")).settings == build(derived()).settings
+    assert planned("+plan=default").settings == planned().settings
 
 
 def test_a_model_that_is_not_here_is_named(monkeypatch):
     monkeypatch.setattr("recipes.plan.find._from_hub", _no_hub)
     with pytest.raises(ConfigError, match="somebody/something"):
-        build(derived("model=somebody/something", "backend=cuda", "task=x.parquet", "task.test_file=y.parquet"))
+        find(changed(derived("recipe=qwen3_4b_fsdp_vllm"), model__path="somebody/something"))
 
 
 def _no_hub(name: str) -> dict:
@@ -483,9 +521,9 @@ def _no_hub(name: str) -> dict:
 
 def test_a_folder_with_a_config_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(FAMILIES["llama"]))
-    plan = build(derived(f"model={tmp_path}", "backend=cuda", "task=x.parquet", "task.test_file=y.parquet"))
-    assert plan.model.source == str(tmp_path / "config.json")
-    assert plan.model.parameters == built(FAMILIES["llama"])
+    model = find(changed(derived("recipe=qwen3_4b_fsdp_vllm"), model__path=str(tmp_path)))
+    assert model.source == str(tmp_path / "config.json")
+    assert model.parameters == built(FAMILIES["llama"])
 
 
 # The paper's node

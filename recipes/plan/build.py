@@ -150,11 +150,12 @@ def _routes(cfg: DictConfig, model: Model, responses: int) -> tuple[int, int] | 
     return response, response * responses
 
 
-def build(cfg: DictConfig) -> Plan:
+def build(cfg: DictConfig, *, baseline: bool = True) -> Plan:
     """Plan a run.
 
     Args:
         cfg: composed and derived (:func:`recipes.compose.compose`, :func:`recipes.derive.derive`), of any backend.
+        baseline: whether the run's baseline is composed and compared as well.
 
     Raises:
         ConfigError: a model that is not described anywhere, ranks that cannot be split, bad settings of ``plan``.
@@ -184,7 +185,7 @@ def build(cfg: DictConfig) -> Plan:
         host=trainer_memory.host_rows(model, trainer, cfg.trainer.n_gpus_per_node),
         verdicts=_verdicts(model, rollout, settings, training.peak, window),
         remedies=remedies(trainer, room(rollout, gpu), lambda layout: train(layout).peak),
-        work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline),
+        work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline) if baseline else None,
         notes=tuple(_notes(cfg, model, rollout, training, generating)),
     )  # fmt: skip
 

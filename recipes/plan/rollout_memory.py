@@ -114,9 +114,8 @@ def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window:
         )
     if running.high < needed:
         most = "max_num_seqs" if running.high >= cap else "the KV cache"
-        notes.append(
-            f"a window brings a server {needed} sequences; it runs {running.high:.0f} at once at most ({most})"
-        )
+        most = f"{running.high:.0f} run at once at most ({most})"
+        notes.append(f"a window brings a server {needed} sequences, of which {most}")
     return RolloutMemory(rows, cache, outside, token, tokens, full, running, needed, tuple(notes))
 
 
