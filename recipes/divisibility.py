@@ -76,11 +76,12 @@ def micro_batches(cfg: DictConfig) -> None:
     uses_ref = bool(actor.use_kl_loss or cfg.algorithm.use_kl_in_reward)
     sides = {_ROLLOUT: (rollout, not cfg.algorithm.rollout_correction.bypass_mode), _REF: (ref, uses_ref)}
     for prefix, (side, used) in sides.items():
-        if prefix == _ROLLOUT or used:
-            if bool(side.log_prob_use_dynamic_bsz) != dynamic:
-                key = prefix + "log_prob_use_dynamic_bsz"
-                problem = f"{_ACTOR}use_dynamic_bsz={str(dynamic).lower()}, and verl wants both alike"
-                raise ConfigError(key, side.log_prob_use_dynamic_bsz, problem, "leave it out: it follows")
+        # verl's actor worker wants the rollout's alike in any case.
+        asked = used or prefix == _ROLLOUT
+        if asked and bool(side.log_prob_use_dynamic_bsz) != dynamic:
+            key = prefix + "log_prob_use_dynamic_bsz"
+            problem = f"{_ACTOR}use_dynamic_bsz={str(dynamic).lower()}, and verl wants both alike"
+            raise ConfigError(key, side.log_prob_use_dynamic_bsz, problem, "leave it out: it follows")
         if dynamic or not used:
             continue
         key, micro = prefix + "log_prob_micro_batch_size_per_gpu", side.log_prob_micro_batch_size_per_gpu

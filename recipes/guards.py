@@ -25,6 +25,9 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 __all__ = ["check", "check_config", "upstream"]
 
+PLAN_FILE = "plan.json"
+"""Of a dry run, in the folder of the run that it plans."""
+
 PARQUET_COLUMNS = ("prompt", "data_source", "reward_model")
 """Columns that verl's data set and reward loop read."""
 
@@ -207,7 +210,8 @@ def folders(cfg: DictConfig) -> None:
             raise ConfigError(key, path, f"{nearest} is not a folder", "name a folder")
         if not os.access(nearest, os.W_OK):
             raise ConfigError(key, path, f"{nearest} cannot be written", "name a folder that you may write")
-    used = run_dir.is_dir() and any(run_dir.iterdir())
+    # A dry run leaves its plan.
+    used = run_dir.is_dir() and any(entry.name != PLAN_FILE for entry in run_dir.iterdir())
     if used and not cfg.resume:
         raise ConfigError(
             "run_dir", run_dir, "the folder is not empty", f"name a new one, or continue it with resume={run_dir}"

@@ -153,7 +153,7 @@ def _fsdp(cfg: DictConfig, key: str, mode: str) -> None:
 
 
 def _routes(cfg: DictConfig, key: str) -> None:
-    """R3 needs routes from the rollout, and experts in the model (one of which nothing is known is looked at in :func:`plan`)."""
+    """R3 needs routes from the rollout, and experts in the model (see :func:`plan` for one that is unknown yet)."""
     rollout = cfg.actor_rollout_ref.rollout
     if not OmegaConf.select(cfg, ROLLOUT_SWITCH):
         problem = f"{key}=R3 needs the routes, and the rollout would not return them"

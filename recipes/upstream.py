@@ -1,4 +1,4 @@
-"""verl's own validation of a derived config, and Megatron's: their registries, dataclasses and checks, their message."""
+"""verl's and Megatron's own validation of a derived config: their registries, dataclasses and checks, their message."""
 
 from __future__ import annotations
 
@@ -123,9 +123,11 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
         ConfigError: a setting that Megatron does not have, or what it says.
     """
     import torch
-    from megatron.core.transformer.transformer_config import TransformerConfig
-    from verl.utils.megatron.optimizer import init_megatron_optim_config
-    from verl.utils.megatron_utils import mapping_string_to_attn_backend
+
+    with _refusals("Megatron"):  # and its warnings of what is not installed
+        from megatron.core.transformer.transformer_config import TransformerConfig
+        from verl.utils.megatron.optimizer import init_megatron_optim_config
+        from verl.utils.megatron_utils import mapping_string_to_attn_backend
 
     actor = dataclasses_of(cfg)["actor"]
     engine = actor.megatron

@@ -6,7 +6,7 @@ verl imports it, and calls nothing, as the last act of ``import verl``, so in th
 import importlib
 import logging
 
-from sat_verl import cpu
+from sat_verl import cpu, sglang_routes
 
 
 def _register_trainer(_module: object) -> None:
@@ -18,6 +18,7 @@ def _register() -> None:
 
     importlib.import_module("sat_verl.policy_loss")
     importlib.import_module("sat_verl.baselines")
+    sglang_routes.install()
     # The trainer is registered when verl's own trainers are: importing them here would slow every process down.
     wrapt.register_post_import_hook(_register_trainer, "verl.trainer.ppo.v1")
     if cpu.enabled():

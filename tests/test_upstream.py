@@ -210,6 +210,14 @@ def test_vllm_still_needs_bind_routes():
     assert parameters(RoutedExpertsCapturer.capture) == ["self", "layer_id", "topk_ids"]
 
 
+def test_vllm_still_needs_sleep_between_looks():
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait = inspect.unwrap(SpinCondition.wait)
+    assert parameters(wait) == ["self", "timeout_ms"]
+    assert "if current_time <= self.last_read + self.busy_loop_s:\n            sched_yield()" in inspect.getsource(wait)
+
+
 def test_verl_still_stores_routes_as_int16():
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 

