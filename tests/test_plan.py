@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from io import StringIO
@@ -273,6 +276,34 @@ def test_megatron_splits_matrices_and_experts_and_copies_the_rest(paper):
     assert by_name["gradients"] == 4 * rank.total
     assert by_name["optimizer"] == 0  # on the host, where it takes 12 bytes a parameter, and 4 for its gradient
     assert {row.name: row.size.low for row in plan.host}["optimizer on the host"] == 4 * 16 * rank.total
+
+
+MEGATRON = {
+    "dense": ("qwen3", (4, 1, 1, 4)),
+    "the paper's split": ("qwen3_moe", (4, 1, 4, 1)),
+    "experts over two": ("qwen3_moe", (2, 1, 2, 1)),
+    "experts' matrices": ("qwen3_moe", (2, 1, 2, 2)),
+    "pipeline": ("qwen3", (2, 2, 1, 2)),
+}
+"""Family, and tensor, pipeline, expert and expert-tensor sizes on 4 ranks."""
+
+
+@pytest.mark.slow
+def test_a_rank_of_megatron_holds_what_the_plan_says():
+    """megatron-core's own models; in a program of its own, for its state is global."""
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+    configs = {name: FAMILIES[family] | sizes for name, (family, _) in MEGATRON.items()}
+    question = {name: [configs[name], split] for name, (_, split) in MEGATRON.items()}
+    command = [sys.executable, str(ROOT / "tests/megatron_parameters.py"), json.dumps(question)]
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    for name, found in json.loads(answer.splitlines()[-1]).items():
+        tensor, pipeline, expert, expert_tensor = MEGATRON[name][1]
+        split = {"tensor": tensor, "pipeline": pipeline, "expert": expert, "expert_tensor": expert_tensor}
+        rank = held(model_of(configs[name], "", ""), replace(fsdp_trainer(), **split))
+        # The last norm stands on the last stage alone.
+        assert rank.dense == pytest.approx(found["dense"], abs=SMALL["hidden_size"] if pipeline > 1 else 0)
+        assert rank.experts == found["experts"]
 
 
 def test_megatron_adds_6_and_12_by_the_data_parallel_ranks():
