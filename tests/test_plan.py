@@ -537,7 +537,9 @@ def test_an_unknown_baseline_is_refused():
 
 
 def test_the_default_file_holds_the_defaults():
-    assert planned("+plan=default").settings == planned().settings
+    defaults = OmegaConf.load(ROOT / "recipes/config/plan/default.yaml")["plan"]
+    cfg = derived()
+    assert settings_of(changed(cfg, plan=defaults), small()) == settings_of(changed(cfg, plan={}), small())
 
 
 def test_a_model_that_is_not_here_is_named(monkeypatch):

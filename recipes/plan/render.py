@@ -51,12 +51,12 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _memory(title: str, groups: Iterable[tuple[str, tuple[Row, ...]]]) -> Table:
-    table = _table(title, "what", "size", "formula", "after")
+def _memory(title: str, groups: Iterable[tuple[str, tuple[Row, ...]]], *, sources: bool) -> Table:
+    table = _table(title, "what", "size", "formula", *(["after"] if sources else []))
     for name, rows in groups:
         for row in rows:
-            table.add_row(row.name, sizes(row.size), row.formula, row.source)
-        table.add_row(f"[bold]{name}", f"[bold]{sizes(total(rows))}", "", "", end_section=True)
+            table.add_row(row.name, sizes(row.size), row.formula, *([row.source] if sources else []))
+        table.add_row(f"[bold]{name}", f"[bold]{sizes(total(rows))}", end_section=True)
     return table
 
 
@@ -160,18 +160,18 @@ def show(plan: Plan, console: Console) -> None:
     console.print(
         f"rollout   {plan.rollout.engine}: {plan.rollout.replicas} servers of TP {plan.rollout.tensor}", **line
     )
-    memory = plan.trainer_memory
-    console.print(_memory(memory.title, (("standing", memory.standing), *memory.phases.items())))
+    memory, sources = plan.trainer_memory, console.width >= 140  # plan.json has them as well
+    console.print(_memory(memory.title, (("standing", memory.standing), *memory.phases.items()), sources=sources))
     console.print(f"peak      {sizes(memory.peak)} of {size(room(plan.rollout, plan.gpu))}", **line)
     own = plan.rollout_memory
-    console.print(_memory("a GPU that generates", (("beside the KV cache", own.rows),)))
+    console.print(_memory("a GPU that generates", (("beside the KV cache", own.rows),), sources=sources))
     console.print(
         f"KV cache  {sizes(own.cache)} at gpu_memory_utilization {plan.rollout.utilization}, {own.token} B a token: "
         f"{span(own.tokens, '{:.0f}')} tokens, {span(own.full, '{:.1f}')} sequences of {plan.rollout.length}, "
         f"{span(own.running, '{:.0f}')} of the assumed lengths at once of {own.needed} in a window", **line,
     )  # fmt: skip
     if plan.host:
-        console.print(_memory("host memory of a node that trains", (("together", plan.host),)))
+        console.print(_memory("host memory of a node that trains", (("together", plan.host),), sources=sources))
     console.print(_verdicts(plan))
     if plan.remedies:
         table = _table(f"what would help on {plan.gpu.title}, one on top of the other", "overrides", "costs", "peak")

@@ -18,11 +18,11 @@ from recipes.plan.quantities import ZERO, Range
 from recipes.plan.rollout_layout import Rollout
 from recipes.plan.rollout_memory import RolloutMemory, weights
 from recipes.plan.settings import Settings
-from recipes.plan.trainer_memory import held
+from recipes.plan.trainer_memory import held, sharded
 from recipes.plan.work import Case, Work
 
 HOST_BANDWIDTH = Range(50e9, 200e9)
-"""Bytes a second that an optimizer on the host moves per node; not measured here."""
+"""Bytes a second that an optimizer on the host moves, as if all ranks were on one node; not measured here."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ def training(machine: Machine, case: Case) -> Range:
     """Seconds of the trainer's passes of one step, and of an optimizer on the host."""
     peak = machine.trainer.ranks * machine.gpu.tflops * 1e12
     arithmetic = Range.exactly(case.flops).over(machine.settings.train_mfu * peak)
-    away = 1 - machine.trainer.optimizer.on_gpu
-    moved = held(machine.model, machine.trainer).total * machine.trainer.ranks / machine.trainer.shards * 28 * away
+    trainer = machine.trainer
+    # Master weights and moments are read and written, gradients read.
+    each = 2 * (4 + trainer.optimizer.moments) + 4
+    moved = sharded(trainer, held(machine.model, trainer), each) * trainer.ranks * (1 - trainer.optimizer.on_gpu)
     return arithmetic + (Range.exactly(moved).over(HOST_BANDWIDTH) if moved else ZERO)
 
 

@@ -38,7 +38,8 @@ def held(model: Model, trainer: Trainer) -> Held:
     return Held(inner / trainer.pipeline + ends / trainer.tensor, experts / trainer.pipeline)
 
 
-def _sharded(trainer: Trainer, rank: Held, nbytes: float) -> float:
+def sharded(trainer: Trainer, rank: Held, nbytes: float) -> float:
+    """Bytes of the fullest rank's shard, of ``nbytes`` per parameter that it holds."""
     return nbytes * (rank.dense / trainer.shards + rank.experts / trainer.expert_shards)
 
 
@@ -47,7 +48,7 @@ def state_rows(model: Model, trainer: Trainer, whose: str = "") -> tuple[Row, ..
     rank, optimizer = held(model, trainer), trainer.optimizer
     split = f"{count(rank.total)} of {count(model.parameters.total)} parameters"
     over = f"{trainer.shards}" + (f" (experts {trainer.expert_shards})" if model.experts else "")
-    state = _sharded(trainer, rank, optimizer.master + optimizer.moments) * optimizer.on_gpu
+    state = sharded(trainer, rank, optimizer.master + optimizer.moments) * optimizer.on_gpu
     away = f", {optimizer.on_gpu:.0%} on the GPU" if optimizer.on_gpu < 1 else ""
     per = f"({optimizer.master} B master + {optimizer.moments} B moments)"
     if trainer.engine == "megatron":
@@ -60,9 +61,9 @@ def state_rows(model: Model, trainer: Trainer, whose: str = "") -> tuple[Row, ..
         )  # fmt: skip
     on_gpu = 0.0 if optimizer.on_gpu == 0 else 1.0  # FSDP2's offload policy takes weights and gradients along
     return (
-        Row(whose + "weights", Range.exactly(_sharded(trainer, rank, trainer.weights) * on_gpu),
+        Row(whose + "weights", Range.exactly(sharded(trainer, rank, trainer.weights) * on_gpu),
             f"{split} x {trainer.weights} B / {over}{away}", _FSDP),
-        Row(whose + "gradients", Range.exactly(_sharded(trainer, rank, trainer.gradients) * on_gpu),
+        Row(whose + "gradients", Range.exactly(sharded(trainer, rank, trainer.gradients) * on_gpu),
             f"{split} x {trainer.gradients} B / {over}{away}", _FSDP),
         Row(whose + "optimizer", Range.exactly(state), f"{split} x {per} / {over}{away}", "torch.optim.AdamW"),
     )  # fmt: skip
@@ -136,7 +137,7 @@ def plan(model: Model, trainer: Trainer, bucket: int, *, replay: bool) -> Memory
         work += _gathered(model, trainer)
     if replay:
         work.append(_routes(model, trainer))
-    scratch = _sharded(trainer, held(model, trainer), trainer.optimizer.scratch) * trainer.optimizer.on_gpu
+    scratch = sharded(trainer, held(model, trainer), trainer.optimizer.scratch) * trainer.optimizer.on_gpu
     step = Row(
         "optimizer's scratch", Range(0.0, scratch), "torch's foreach AdamW: one copy of the shard", "torch.optim"
     )
@@ -172,23 +173,21 @@ def _notes(trainer: Trainer) -> list[str]:
 def host_rows(model: Model, trainer: Trainer, gpus_per_node: int) -> tuple[Row, ...]:
     """What the trainer's ranks of one node keep on the host."""
     rank, optimizer = held(model, trainer), trainer.optimizer
-    state = _sharded(trainer, rank, optimizer.master + optimizer.moments + 4) * (1 - optimizer.on_gpu)
+    state = sharded(trainer, rank, optimizer.master + optimizer.moments + 4) * (1 - optimizer.on_gpu)
     rows = []
     if state and trainer.engine == "fsdp":
-        state = _sharded(trainer, rank, 2 * trainer.weights + optimizer.moments)
+        state = sharded(trainer, rank, 2 * trainer.weights + optimizer.moments)
     if state:
         words = "what of the optimizer is not on the GPU, with its gradients and weights in float32"
         rows.append(Row("optimizer on the host", Range.exactly(state * gpus_per_node), words, "pinned memory"))
     if trainer.returned:
-        back = (
-            rank.total * trainer.weights if trainer.engine == "megatron" else _sharded(trainer, rank, trainer.weights)
-        )
+        back = rank.total * trainer.weights if trainer.engine == "megatron" else sharded(trainer, rank, trainer.weights)
         most = back * ("param" in trainer.returned)
-        most += _sharded(trainer, rank, optimizer.master + optimizer.moments) * ("optimizer" in trainer.returned)
+        most += sharded(trainer, rank, optimizer.master + optimizer.moments) * ("optimizer" in trainer.returned)
         rows.append(
             Row("returned between updates", Range.exactly(most * gpus_per_node), "param/optimizer_offload", "verl")
         )
     if trainer.reference and not (trainer.engine == "megatron" and trainer.reference_on_gpu):
-        kept = rank.total * trainer.weights if trainer.engine == "megatron" else _sharded(trainer, rank, 4)
+        kept = rank.total * trainer.weights if trainer.engine == "megatron" else sharded(trainer, rank, 4)
         rows.append(Row("reference model on the host", Range.exactly(kept * gpus_per_node), "its weights", "verl ref"))
     return tuple(rows)
