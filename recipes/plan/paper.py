@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from recipes.compose import compose
 from recipes.derive import derive
 from recipes.plan.build import Plan, build
+from recipes.plan.gpus import GPUS
 from recipes.plan.layout import ACTOR, select
 from recipes.plan.quantities import count, size
 from recipes.plan.render import seconds, sizes, span
@@ -135,16 +136,14 @@ def _table(rows: list[Compared]) -> list[str]:
 
 def _planned(plan: Plan) -> list[str]:
     """Our plan of the node in numbers."""
-    fits = ", ".join(f"{one.gpu}: {one.trainer} / {one.rollout}" for one in plan.verdicts)
     lines = [
-        f"- Model: {count(plan.model.parameters.total)} parameters, {count(plan.model.active)} active "
-        f"(`{plan.model.source.split(' ')[0].rsplit('/', 1)[-1]}`).",
+        f"- Model: {count(plan.model.parameters.total)} parameters, {count(plan.model.active)} active.",
         f"- A GPU that trains: {sizes(plan.trainer_memory.peak)} at its peak.",
         f"- KV cache of the rollout's GPUs ({plan.gpu.title}): {sizes(plan.rollout_memory.cache)} each, "
         f"{span(plan.rollout_memory.full, '{:.0f}')} sequences of {plan.rollout.length} tokens on a server of "
         f"TP {plan.rollout.tensor}.",
-        f"- Trainer / rollout by GPU type: {fits}.",
     ]
+    lines += [f"- {row.name[:1].upper()}{row.name[1:]}: {sizes(row.size)} on the node." for row in plan.host]
     if plan.routes is not None:
         one, step = plan.routes
         lines.append(f"- Routes: at most {size(one)} a response, {size(step)} an iteration.")
@@ -155,7 +154,9 @@ def _planned(plan: Plan) -> list[str]:
             f"{span(plan.time.gpu_hours, '{:.0f}')} GPU hours."
         )
     lines += [f"- With `{one.settings}` as well: {sizes(one.peak)} ({one.price})." for one in plan.remedies]
-    return lines + [f"- Note: {note}." for note in plan.notes]
+    lines += [f"- Note: {note}." for note in plan.notes]
+    lines += ["", "| GPU type | trainer | rollout |", "|---|---|---|"]
+    return lines + [f"| {GPUS[one.gpu].title} | {one.trainer} | {one.rollout} |" for one in plan.verdicts]
 
 
 def document() -> str:
