@@ -422,7 +422,7 @@ def test_arguments_that_the_engines_refuse_are_said_in_one_line():
 
     cfg = checked(PAPER_VLLM, {ROLLOUT + "engine_kwargs.vllm.no_such_argument": 1})
     numbers = describe(cfg).numbers
-    with pytest.raises(ConfigError, match="no_such_argument") as caught:
+    with pytest.raises(ConfigError, match="no-such-argument") as caught:
         vllm.arguments(cfg, numbers)
     assert "\n" not in str(caught.value)
     made = vllm.arguments(checked(PAPER_VLLM), numbers)
