@@ -105,7 +105,7 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix.removesuffix("."): value}
     found: dict[str, Any] = {}
     for key in node:
-        name = f"{prefix}{key}"
+        name = prefix + str(key)
         if OmegaConf.is_missing(node, key):
             found[name] = "???"
             continue

@@ -150,26 +150,22 @@ def _comparison(console: Console, plan: Plan) -> None:
         console.print(f"the baseline goes without {words}", highlight=False)
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print a plan."""
-    name = ", ".join(f"{key} {value}" for key, value in plan.run.items())
-    line = {"highlight": False, "soft_wrap": True}
-    console.print(f"[bold]plan[/]      {name}", **line)
-    console.print(f"model     {plan.model.name}: {_model(plan)}", **line)
-    console.print(f"trainer   {plan.trainer.sizes()}", **line)
-    console.print(
-        f"rollout   {plan.rollout.engine}: {plan.rollout.replicas} servers of TP {plan.rollout.tensor}", **line
-    )
-    memory, sources = plan.trainer_memory, console.width >= 140  # plan.json has them as well
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _memory_of_both(console: Console, plan: Plan) -> None:
+    """The rows of a GPU of each side, and of the host."""
+    memory, own, sources = plan.trainer_memory, plan.rollout_memory, console.width >= 140  # plan.json has them as well
     console.print(_memory(memory.title, (("standing", memory.standing), *memory.phases.items()), sources=sources))
-    console.print(f"peak      {sizes(memory.peak)} of {size(room(plan.rollout, plan.gpu))}", **line)
-    own = plan.rollout_memory
+    _say(console, f"peak      {sizes(memory.peak)} of {size(room(plan.rollout, plan.gpu))}")
     console.print(_memory("a GPU that generates", (("beside the KV cache", own.rows),), sources=sources))
-    console.print(
+    _say(
+        console,
         f"KV cache  {sizes(own.cache)} at gpu_memory_utilization {plan.rollout.utilization}, {own.token} B a token: "
         f"{span(own.tokens, '{:.0f}')} tokens, {span(own.full, '{:.1f}')} sequences of {plan.rollout.length}, "
-        f"{span(own.running, '{:.0f}')} of the assumed lengths at once of {own.needed} in a window", **line,
-    )  # fmt: skip
+        f"{span(own.running, '{:.0f}')} of the assumed lengths at once of {own.needed} in a window",
+    )
     if plan.host:
         console.print(_memory("host memory of a node that trains", (("together", plan.host),), sources=sources))
     console.print(_verdicts(plan))
@@ -178,14 +174,24 @@ def show(plan: Plan, console: Console) -> None:
         for one in plan.remedies:
             table.add_row(one.settings, one.price, sizes(one.peak))
         console.print(table)
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print a plan."""
+    name = ", ".join(f"{key} {value}" for key, value in plan.run.items())
+    _say(console, f"[bold]plan[/]      {name}")
+    _say(console, f"model     {plan.model.name}: {_model(plan)}")
+    _say(console, f"trainer   {plan.trainer.sizes()}")
+    _say(console, f"rollout   {plan.rollout.engine}: {plan.rollout.replicas} servers of TP {plan.rollout.tensor}")
+    _memory_of_both(console, plan)
     if plan.routes is not None:
-        one, step = plan.routes
-        console.print(f"routes    at most {size(one)} a response, {size(step)} an optimizer step", **line)
+        response, step = plan.routes
+        _say(console, f"routes    at most {size(response)} a response, {size(step)} an optimizer step")
     console.print(_work(plan))
-    console.print(f"passes    {_passes(plan)} (in forward passes of the batch)", **line)
+    _say(console, f"passes    {_passes(plan)} (in forward passes of the batch)")
     if (time := _time(plan)) is not None:
         console.print(time)
     _comparison(console, plan)
     for note in plan.notes:
-        console.print(f"[yellow]note[/]      {note}", **line)
-    console.print("Estimates from formulas; no GPU run stands behind them (recipes/plan/README.md).", **line)
+        _say(console, f"[yellow]note[/]      {note}")
+    _say(console, "Estimates from formulas; no GPU run stands behind them (recipes/plan/README.md).")
