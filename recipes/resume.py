@@ -18,7 +18,7 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 _MAY_CHANGE = (
-    "steps", "checkpoint", "resume", "dry_run", "validate_every", "overrides", "ray_kwargs",
+    "steps", "checkpoint", "resume", "dry_run", "validate_every", "overrides", "plan", "ray_kwargs",
     "sat_verl.keep_checkpoints", "sat_verl.wait_limit_s",
     "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", "trainer.resume_mode",
     "trainer.resume_from_path", "trainer.val_before_train", "trainer.logger", "backend.cores",
