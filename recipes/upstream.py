@@ -156,8 +156,10 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
         }
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel")
-    names += ("virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size")
+    names = (
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel",
+        "virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    )  # fmt: skip
     splits = {name: getattr(engine, name) for name in names}
     dtype = getattr(torch, engine.dtype)
     types = {"params_dtype": dtype, "bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}

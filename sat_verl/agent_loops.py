@@ -89,8 +89,9 @@ def concatenated(batches: Sequence[TensorDict]) -> TensorDict:
 
 
 def _column(parts: Sequence[torch.Tensor | NonTensorStack]) -> torch.Tensor | NonTensorStack:
-    if all(isinstance(part, NonTensorStack) for part in parts):
-        return NonTensorStack(*[row for part in parts for row in part.tensordicts])
+    stacks = [part for part in parts if isinstance(part, NonTensorStack)]
+    if len(stacks) == len(parts):
+        return NonTensorStack(*[row for stack in stacks for row in stack.tensordicts])
     rows = [row for part in parts for row in part.unbind()]
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack(rows)

@@ -31,7 +31,7 @@ def arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> Any:
         from recipes.upstream import dataclasses_of
 
         server_class = _server_class()
-        server = server_class.__new__(server_class)
+        server: Any = object.__new__(server_class)
         server.config = dataclasses_of(cfg)["rollout"]
         server.model_config = model_of(cfg, numbers)
         server.nnodes, server.gpus_per_node = nodes_of(cfg), cfg.actor_rollout_ref.rollout.n_gpus_per_node

@@ -100,5 +100,5 @@ SETS = {
     )
 }  # fmt: skip
 
-MIXTURES = {("dapo_math_17k", "dolci_math"): 30_712}
+MIXTURES: dict[tuple[str, ...], int] = {("dapo_math_17k", "dolci_math"): 30_712}
 """Rows of a mixture as it was published (arXiv 2607.18722): for the report, as it is not decontaminated."""
