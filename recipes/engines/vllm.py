@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from huggingface_hub import constants
 from omegaconf import DictConfig
 
 from recipes.engines import FIRST_REPLICA, NotInstalledError, model_of, nodes_of, refusals
@@ -47,6 +49,17 @@ def arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> Any:
         return server.engine_arguments
 
 
+@contextlib.contextmanager
+def _by_name() -> Iterator[None]:
+    """Let the model be a name: with ``HF_HUB_OFFLINE`` vLLM looks for its files as soon as it has its arguments."""
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = False
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
 @functools.cache
 def _server_class() -> type:
     from sat_verl.cpu.bridges import alias_vllm_distribution
@@ -59,6 +72,7 @@ def _server_class() -> type:
 
     class NeverStarted(vLLMHttpServer):
         async def run_server(self, args: Any) -> None:
-            self.engine_arguments = AsyncEngineArgs.from_cli_args(args)
+            with _by_name():
+                self.engine_arguments = AsyncEngineArgs.from_cli_args(args)
 
     return NeverStarted
