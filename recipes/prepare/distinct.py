@@ -1,4 +1,4 @@
-"""Each problem once: first by its text as it stands, row by row, then by its statement but for spacing over all sets."""
+"""Each problem once: first by its text as it stands, row by row, then by its statement over all sets."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -72,10 +72,17 @@ def alone(folder: Path) -> Iterator[Path]:
     """
     _check_writable(folder, next(one for one in folder.parents if one.exists()))
     work = folder.parent / f".{folder.name}.work"
-    with locked(work, Console(stderr=True), patience_s=-1.0, setting="out", name=folder):
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(locked(work, Console(stderr=True), -1.0, "out", folder))
+            held = os.path.samestat(os.fstat(lock), (work / LOCK_FILE).stat())
+        except FileNotFoundError:
+            held = False
+        if not held:  # the other command has removed the lock between opening and taking it
+            raise ConfigError("out", folder, "another command has just written it", "give this one again")
         try:
             yield work
         finally:
             (work / LOCK_FILE).unlink(missing_ok=True)
-            if not any(work.iterdir()):
+            with suppress(OSError):  # what an interrupted command has read stays
                 work.rmdir()
