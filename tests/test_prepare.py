@@ -269,15 +269,15 @@ def test_another_saved_split_below_a_folder_of_the_splits_name(tmp_path):
     """Data of other splits do not count, new data do."""
     path = tmp_path / "train/ds"
     words = [path, f"out={tmp_path / 'o'}", "skip=math500"]
-    for answers in (1, 2):
+    for size in (1, 2):
         rows = {
-            split: Dataset.from_list([{"problem": statement(n), "answer": answers} for n in range(count)])
-            for split, count in (("train", answers), ("validation", 3))
+            split: Dataset.from_list([{"problem": statement(n), "answer": 1} for n in range(count)])
+            for split, count in (("train", size), ("validation", 3))
         }
         DatasetDict(rows).save_to_disk(path)
         made = run(words)
         assert not made.reused
-        assert made.manifest["rows"] == answers
+        assert made.manifest["rows"] == size
         assert [name.split("/")[0] for name in made.manifest["sets"][0]["sha256"]] == ["train"]
 
 
