@@ -88,7 +88,9 @@ def _numbers(name: str, value: Any, sizes: Sequence[int], most: float = MOST) ->
     good = all(isinstance(one, int | float) and not isinstance(one, bool) and LEAST <= one <= most for one in numbers)
     if not good or len(numbers) not in (1, *sizes) or numbers != sorted(numbers):
         forms = " or ".join(["a number", *(f"{size} rising numbers" for size in sizes)])
-        raise ConfigError(f"{SECTION}.{name}", value, f"it must be {forms}, from {LEAST:g} to {most:g}", "write [LOW,HIGH], say")
+        raise ConfigError(
+            f"{SECTION}.{name}", value, f"it must be {forms}, from {LEAST:g} to {most:g}", "write [LOW,HIGH], say"
+        )
     return [float(one) for one in numbers]
 
 
