@@ -101,7 +101,7 @@ def read(file: Path) -> dict[str, Any]:
         ConfigError: not a JSON object in UTF-8, or a size that is no whole number of at least 1.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
+        found = json.loads(file.read_text(encoding="utf-8"))  # as transformers, which takes no byte-order mark
     except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's errors are ValueErrors
         reason = str(error).splitlines()[0]
         raise ConfigError("model", file, f"it cannot be read as JSON in UTF-8 ({reason})", _FIX) from error
