@@ -285,8 +285,9 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
     """
     console = console or Console()
     if _switch(cfg, "dry_run"):
+        named = cfg.run_dir  # before a default one follows
         with _config_errors():
-            dry_run.run(derive(cfg), console)
+            dry_run.run(derive(cfg), console, named)
         return Path(cfg.run_dir)
     check(cfg)
     prepare(cfg)

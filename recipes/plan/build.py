@@ -150,17 +150,18 @@ def _routes(cfg: DictConfig, model: Model, responses: int) -> tuple[int, int] | 
     return response, response * responses
 
 
-def build(cfg: DictConfig, *, baseline: bool = True) -> Plan:
+def build(cfg: DictConfig, *, baseline: bool = True, hub: bool = True) -> Plan:
     """Plan a run.
 
     Args:
         cfg: composed and derived (:func:`recipes.compose.compose`, :func:`recipes.derive.derive`), of any backend.
         baseline: whether the run's baseline is composed and compared as well.
+        hub: whether the hub is asked for a model that is not here.
 
     Raises:
         ConfigError: a model that is not described anywhere, ranks that cannot be split, bad settings of ``plan``.
     """
-    model = find(cfg)
+    model = find(cfg, hub=hub)
     settings = settings_of(cfg, model)
     trainer, rollout = trainer_of(cfg), rollout_of(cfg)
     gpu = settings.gpu or GPUS["h100"]
