@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from sat_verl.routes import router_of
 
 ENGINES: dict[str, Callable[[DictConfig, Any], Any]] = {"vllm": vllm.arguments, "sglang": sglang.arguments}
 """By ``rollout.name``, what makes and parses the arguments of an engine."""
-
-PLAN = "recipes.plan"
 
 
 @dataclass(frozen=True)
@@ -144,11 +140,12 @@ def run(cfg: DictConfig, console: Console, run_dir: str | None = None) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)  # of optional packages, when vLLM is imported
     for one in findings(cfg):
         _show(one, console)
-    if importlib.util.find_spec(PLAN) is not None:
-        try:
-            importlib.import_module(PLAN).report(cfg, console, None if cfg.resume else run_dir, hub=False)
-        except UnknownModelError as error:
-            _show(Finding("plan", "not checked", f"not made: {error.value}: {error.problem}"), console)
+    from recipes import plan  # here: every run imports this module
+
+    try:
+        plan.report(cfg, console, None if cfg.resume else run_dir, hub=False)
+    except UnknownModelError as error:
+        _show(Finding("plan", "not checked", f"not made: {error.value}: {error.problem}"), console)
 
 
 def _show(one: Finding, console: Console) -> None:

@@ -212,9 +212,19 @@ def batched_tokens(cfg: DictConfig) -> None:
     raise ConfigError(key, tokens, problem, f"set {sequences} or more, or lower max_num_seqs")
 
 
+def switch(cfg: DictConfig, key: str) -> bool:
+    """Value of a setting that is true or false.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
+    return OmegaConf.select(cfg, key)
+
+
 def switches(cfg: DictConfig) -> None:
     for key in _SWITCHES:
-        _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
+        switch(cfg, key)
 
 
 def radii(cfg: DictConfig) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.errors import ConfigError
+from recipes.guards import PLAN_FILE
 from recipes.plan import rollout_memory, storage, timing, trainer_memory
 from recipes.plan.baseline import Comparison, compare
 from recipes.plan.find import find
@@ -26,8 +27,6 @@ from recipes.plan.settings import Settings, settings_of
 from recipes.plan.timing import Machine, Time
 from recipes.plan.work import Work, work_of
 from recipes.schedule import schedule_of
-
-PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True)
