@@ -165,7 +165,7 @@ def group_puts() -> None:
 
 
 class Frugal:
-    """For verl's agent loop worker: one put for a prompt's responses, shared reward calls, agent loops without Hydra."""
+    """For verl's agent loop worker: one put for a prompt's responses, shared reward calls, loops without Hydra."""
 
     config: Any
     reward_loop_worker_handles: Any
