@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,13 +32,15 @@ def measured(module: str, settings: Mapping[str, Any], overrides: Sequence[str],
         module: its name here; it has ``measure(trainer, settings)``, whose result is JSON.
         settings: for it; JSON.
         overrides: of recipes.train.
-        run_dir: receives config, log and result.
+        run_dir: receives config, log and result, in place of an earlier measurement's.
 
     Raises:
         ConfigError: bad overrides.
         RunFailedError: the stack failed; its log is in the run folder.
     """
     console = Console()
+    if (run_dir / TASK_FILE).is_file():  # of an earlier measurement
+        shutil.rmtree(run_dir)
     cfg = compose(expand_short_forms([*overrides, f"run_dir={run_dir}"]))
     launch.check(cfg)
     launch.prepare(cfg)
@@ -45,7 +48,6 @@ def measured(module: str, settings: Mapping[str, Any], overrides: Sequence[str],
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with locked(run_dir, console) as lock:
         launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", module, *overrides])
-        (run_dir / RESULT_FILE).unlink(missing_ok=True)
         (run_dir / TASK_FILE).write_text(json.dumps({"module": module, "settings": dict(settings)}))
         program = ("-m", "benchmarks.speed.stack")
         with launch.training_process(cfg, run_dir, program, inherit=(lock,)) as supervisor:
