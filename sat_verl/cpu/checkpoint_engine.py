@@ -23,7 +23,9 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from sat_verl.cpu.paths import shm_parent
 
-_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.002
+_FILE_BYTES = 2**25
+"""A file holds at least so much of a model, if the bucket allows: the rollout reads it while the next is written."""
 
 
 def _boot_id() -> str:
@@ -39,13 +41,13 @@ class ShmCheckpointEngine(CheckpointEngine):
     """Weights through files in shared memory; one node.
 
     Args:
-        bucket_size: bytes gathered before a file is written; bounds the extra memory of a sync.
+        bucket_size: most bytes gathered before a file is written, unless one tensor has more; 32 MiB are enough.
         is_master: True on the trainer rank that writes (verl sets it on rank 0).
         timeout_s: how long a replica waits for the next bucket before it gives up, in seconds.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_s: float = 600.0) -> None:
-        self.bucket_size = bucket_size
+        self.bucket_size = min(bucket_size, _FILE_BYTES)
         self.is_master = is_master
         self.timeout_s = timeout_s
         self.folder: Path | None = None
