@@ -16,12 +16,22 @@ from typing import Any, NamedTuple
 
 import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
-from verl.utils.torch_functional import masked_mean
 
 from sat_verl.batch_quantile import StepReference, step_tail_reference
 from sat_verl.config import SAT_OPTIONS, SATPolicyLossConfig
 from sat_verl.fresh import AGE_METRIC, Q_METRIC
-from sat_verl.surrogate import aggregate, clip_radii, dual_clip, dual_clip_bound, share, token_ratio, zero_masked
+from sat_verl.surrogate import (
+    aggregate,
+    clip_radii,
+    clipped_surrogate,
+    dual_clip_bound,
+    mask_size,
+    masked_total,
+    share,
+    to_host,
+    token_ratio,
+    zero_masked,
+)
 from sat_verl.trust_region import (
     TrustRegion,
     clip_to_region,
@@ -30,6 +40,7 @@ from sat_verl.trust_region import (
     negative_cap,
     sequence_mean,
     trust_region,
+    weighted_tail_reference,
     widen,
 )
 
@@ -89,30 +100,9 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    bound: float | torch.Tensor = dual_clip_bound(config)
-    active = response_mask.bool()
-    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
-
-    log_ratio = log_prob - old_log_prob
-    bounded_log_ratio, ratio = token_ratio(log_ratio)
-    region, of_step = _region(log_ratio, active, options)
-    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
-    if options.negative_cap:
-        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, dual_clip_bound(config))
-
-    unclipped_loss = -advantages * ratio
-    clipped_loss = -advantages * clipped
-    token_loss, capped = dual_clip(torch.maximum(unclipped_loss, clipped_loss), advantages, bound)
-    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
-
-    with torch.no_grad():
-        removed = _removed(ratio, nominal, clipped, advantages)
-        base = {
-            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
-            "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": share(capped, response_mask),
-        }
-        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
+    moves = _token_moves(log_prob.detach(), old_log_prob, response_mask, options)
+    bound = dual_clip_bound(config)
+    return _loss(moves, log_prob, advantages, response_mask, bound, options, loss_agg_mode, config, rollout_is_weights)
 
 
 @register_policy_loss("sat_gspo")
@@ -135,33 +125,8 @@ def compute_policy_loss_sat_gspo(
     ``negative_cap`` is set, ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is that of the token ratios.
     """
     options = _options(config)
-    active = response_mask.bool()
-    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
-
-    log_ratio = log_prob - old_log_prob
-    mean_log_ratio = sequence_mean(log_ratio, response_mask)
-    # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
-    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + mean_log_ratio, max=10.0))
-    region, of_step = _region(mean_log_ratio.expand_as(log_ratio), active, options)
-    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
-
-    unclipped_loss = -advantages * ratio
-    clipped_loss = -advantages * clipped
-    token_loss = torch.maximum(unclipped_loss, clipped_loss)
-    capped = None
-    if options.negative_cap:
-        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, NO_CAP)
-        token_loss, capped = dual_clip(token_loss, advantages, bound)
-    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
-
-    with torch.no_grad():
-        removed = _removed(ratio, nominal, clipped, advantages)
-        base = {
-            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
-            "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": loss.new_zeros(()) if capped is None else share(capped, response_mask),
-        }
-        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
+    moves = _response_moves(log_prob.detach(), old_log_prob, response_mask, options)
+    return _loss(moves, log_prob, advantages, response_mask, None, options, loss_agg_mode, config, rollout_is_weights)
 
 
 class _Options(NamedTuple):
@@ -193,43 +158,135 @@ def _options(config: Any) -> _Options:
     )
 
 
-def _region(
-    score: torch.Tensor, active: torch.Tensor, options: _Options
-) -> tuple[TrustRegion, dict[str, torch.Tensor]]:
-    """The trust region for scores of shape ``(B, T)``, and metrics of where its q comes from.
+class _Moves(NamedTuple):
+    """How far the tokens, shape ``(B, T)``, or the responses, shape ``(B, 1)``, have moved, and how far they may.
 
-    q is that of these tokens, of the whole optimizer step, or a number.
+    Attributes:
+        ratio: ``r`` or ``rho``.
+        derivative: of the ratio with respect to a token's log-prob: the ratio, or 0 beyond verl's bound of its log.
+        nominal, clipped: the ratio within PPO's interval and within SAT's.
+        q: tail reference, shape ``()``.
+        size: of the mask, for verl's means, shape ``()``.
+        of_step: metrics of where q comes from; ``sums``: what the others are made of; all of shape ``()``.
     """
-    step: StepReference | None = None
+
+    ratio: torch.Tensor
+    derivative: torch.Tensor
+    nominal: torch.Tensor
+    clipped: torch.Tensor
+    q: torch.Tensor
+    size: torch.Tensor
+    of_step: dict[str, torch.Tensor]
+    sums: dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def _token_moves(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask: torch.Tensor, options: _Options
+) -> _Moves:
+    """Of SAT-GRPO, whose score is the token's log-ratio."""
+    active = response_mask.bool()
+    (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
+    step = _step_reference(log_ratio, active, options)
+    region = trust_region(log_ratio, active, options.alpha, options.exponent, step.q if step else None)
+    bounded, ratio = token_ratio(log_ratio)
+    derivative = torch.where(bounded == log_ratio, ratio, 0.0)
+    return _moves(ratio, derivative, log_ratio, bounded, response_mask, None, region, step, options)
+
+
+@torch.no_grad()
+def _response_moves(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask: torch.Tensor, options: _Options
+) -> _Moves:
+    """Of SAT-GSPO, whose score is the response's mean: all but the mean itself has shape ``(B, 1)``."""
+    active = response_mask.bool()
+    (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
+    mean, length = sequence_mean(log_ratio, response_mask), torch.count_nonzero(active, dim=-1).unsqueeze(-1)
+    step = _step_reference(mean.expand_as(log_ratio), active, options)
+    q = step.q if step else weighted_tail_reference(widen(mean).abs(), length, options.alpha)
+    region = trust_region(mean, length > 0, options.alpha, options.exponent, q)
+    # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
+    ratio = torch.exp(torch.clamp(mean, max=10.0))
+    derivative = torch.where(mean <= 10.0, ratio, 0.0)
+    # An infinite log pi - log pi is NaN, and has to show in the loss as it does in verl's.
+    ratio = torch.where(mean.isfinite(), ratio, torch.nan)
+    return _moves(ratio, derivative, log_ratio, log_ratio, response_mask, length, region, step, options)
+
+
+def _step_reference(score: torch.Tensor, active: torch.Tensor, options: _Options) -> StepReference | None:
+    """q for scores of shape ``(B, T)`` where it is not theirs: of the whole optimizer step, or a number."""
     if not isinstance(options.reference, str):
-        q = torch.full((), options.reference, dtype=widen(score).dtype, device=score.device)
-        step = StepReference(q)
-    elif options.whole_batch:
-        step = step_tail_reference(score, active, options.alpha, fresh=options.reference == "fresh")
-    region = trust_region(score, active, options.alpha, options.exponent, step.q if step else None)
-    if step is None or step.batch is None or step.fresh is None or step.age is None:
-        return region, {}
-    return region, {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
+        return StepReference(torch.full((), options.reference, dtype=widen(score[:0]).dtype, device=score.device))
+    if options.whole_batch:
+        return step_tail_reference(score, active, options.alpha, fresh=options.reference == "fresh")
+    return None
 
 
-def _removed(
-    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The intercepted tokens, as :func:`intercepted` gives them, also for :func:`record_intercepted`."""
-    positive, negative = intercepted(ratio, nominal, clipped, advantages)
+def _moves(
+    ratio: torch.Tensor,
+    derivative: torch.Tensor,
+    log_ratio: torch.Tensor,
+    bounded: torch.Tensor,
+    response_mask: torch.Tensor,
+    length: torch.Tensor | None,
+    region: TrustRegion,
+    step: StepReference | None,
+    options: _Options,
+) -> _Moves:
+    """Clip the ratio, and take the sums; ``length``: number of tokens that each value of the region stands on."""
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        return values.sum() if length is None else (values.double() * length).sum()
+
+    size = mask_size(response_mask)
+    # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0.
+    sums = {
+        "q": region.q,
+        "count": torch.count_nonzero(response_mask) if length is None else length.sum(),
+        "gated": total(region.gate),
+        "cut_low": total(1 - region.c_minus),
+        "cut_high": total(1 - region.c_plus),
+        "strongest": torch.minimum(region.c_minus.amin(), region.c_plus.amin()),
+        "distance": log_ratio.abs().sum(dtype=region.q.dtype),
+        "actor/ppo_kl": -masked_total(bounded, response_mask) / size,
+    }
+    of_step = {}
+    if step is not None and step.batch is not None and step.fresh is not None and step.age is not None:
+        of_step = {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
+    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
+    return _Moves(ratio, derivative, nominal, clipped, region.q, size, of_step, sums)
+
+
+def _loss(
+    moves: _Moves,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    bound: float | torch.Tensor | None,
+    options: _Options,
+    loss_agg_mode: str,
+    config: Any,
+    rollout_is_weights: torch.Tensor | None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss and its metrics; ``bound``: of the dual clip."""
+    (advantages,) = zero_masked(response_mask.bool(), advantages)
+    if options.negative_cap:
+        moves.of_step["actor/sat/cap"] = bound = negative_cap(
+            moves.q, options.eps_high, NO_CAP if bound is None else bound
+        )
+    positive, negative = intercepted(moves.ratio, moves.nominal, moves.clipped, advantages)
     if (masks := _intercepted.get()) is not None:
         masks.append(positive | negative)
-    return positive, negative
+    moves.sums.update(removed_pos=torch.count_nonzero(positive), removed_neg=torch.count_nonzero(negative))
+    surrogate = clipped_surrogate(log_prob, moves.ratio, moves.derivative, moves.clipped, advantages, bound)
+    loss = aggregate(surrogate.loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+    with torch.no_grad():
+        capped = loss.new_zeros(()) if surrogate.capped is None else share(surrogate.capped, moves.size)
+        base = {"actor/pg_clipfrac": share(surrogate.clipped, moves.size), "actor/pg_clipfrac_lower": capped}
+    return loss, _metrics(base | moves.of_step, moves.sums, options)
 
 
-def _metrics(
-    base: dict[str, torch.Tensor],
-    log_ratio: torch.Tensor,
-    active: torch.Tensor,
-    region: TrustRegion,
-    removed: tuple[torch.Tensor, torch.Tensor],
-    options: _Options,
-) -> dict[str, float]:
+def _metrics(base: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], options: _Options) -> dict[str, float]:
     """The metrics of one call, as floats; verl averages each over micro-batches and ranks.
 
     * those of the base loss (``base``), and ``actor/abs_log_ratio``: mean ``|d|`` of the token ratios;
@@ -247,38 +304,22 @@ def _metrics(
 
     With no active token all are 0, but the radii nominal and the contraction 1.
     """
-    # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0. The stack is double, so that
-    # counts beyond 2^24 and float64 input survive; its one transfer is the only wait for the device.
-    on_device = [
-        region.q,
-        torch.count_nonzero(active),
-        torch.count_nonzero(region.gate),
-        (1 - region.c_minus).sum(),
-        (1 - region.c_plus).sum(),
-        torch.minimum(region.c_minus, region.c_plus).amin(),
-        torch.count_nonzero(removed[0]),
-        torch.count_nonzero(removed[1]),
-        log_ratio.abs().sum(dtype=region.q.dtype),
-        *base.values(),
-    ]
-    q, count, gated, cut_low, cut_high, strongest, removed_pos, removed_neg, drift, *base_values = torch.stack(
-        [value.double() for value in on_device]
-    ).tolist()
-    n = max(count, 1.0)
+    host = to_host(base | sums)
+    n, q, gated = max(host["count"], 1.0), host["q"], host["gated"]
     # An empty gate is nominal, but a q that is a number stays in force: nobody was beyond it.
     active_q = q if gated or not isinstance(options.reference, str) else 0.0
     eps_low, eps_high, exponent = options.eps_low, options.eps_high, options.exponent
     return {
-        **dict(zip(base, base_values, strict=True)),
-        "actor/abs_log_ratio": drift / n,
+        **{name: value for name, value in host.items() if name.startswith("actor/")},
+        "actor/abs_log_ratio": host["distance"] / n,
         "actor/sat/q": q,
         "actor/sat/gate_rate": gated / n,
-        "actor/sat/radius_low": eps_low * (1 - cut_low / n),
-        "actor/sat/radius_high": eps_high * (1 - cut_high / n),
-        "actor/sat/strongest_contraction": strongest,
-        "actor/sat/intercepted": (removed_pos + removed_neg) / n,
-        "actor/sat/intercepted_pos": removed_pos / n,
-        "actor/sat/intercepted_neg": removed_neg / n,
+        "actor/sat/radius_low": eps_low * (1 - host["cut_low"] / n),
+        "actor/sat/radius_high": eps_high * (1 - host["cut_high"] / n),
+        "actor/sat/strongest_contraction": host["strongest"],
+        "actor/sat/intercepted": (host["removed_pos"] + host["removed_neg"]) / n,
+        "actor/sat/intercepted_pos": host["removed_pos"] / n,
+        "actor/sat/intercepted_neg": host["removed_neg"] / n,
         "actor/sat/eps_eff_low": effective_radius(active_q, eps_low, exponent, upper=False),
         "actor/sat/eps_eff_high": effective_radius(active_q, eps_high, exponent, upper=True),
     }

@@ -1,15 +1,27 @@
-"""What the registered losses share: verl's radii, its dual clip, its aggregation, and one transfer for the metrics."""
+"""What the registered losses share: verl's radii, the clipped surrogate, verl's aggregation and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from verl.trainer.ppo.core_algos import agg_loss
-from verl.utils.torch_functional import masked_mean
 
-__all__ = ["aggregate", "clip_radii", "dual_clip", "dual_clip_bound", "share", "to_host", "token_ratio", "zero_masked"]
+__all__ = [
+    "Surrogate",
+    "aggregate",
+    "clip_radii",
+    "clipped_surrogate",
+    "dual_clip_bound",
+    "mask_size",
+    "masked_total",
+    "share",
+    "to_host",
+    "token_ratio",
+    "zero_masked",
+]
 
 
 def clip_radii(config: Any) -> tuple[float, float]:
@@ -41,22 +53,82 @@ def token_ratio(log_ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return bounded, torch.exp(bounded)
 
 
-def dual_clip(
-    ppo_loss: torch.Tensor, advantages: torch.Tensor, bound: float | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's dual clip (arXiv 1912.09729): for ``A < 0`` a token's loss is at most ``-bound * A``.
+class Surrogate(NamedTuple):
+    """Token losses of the clipped surrogate; all of shape ``(B, T)``.
+
+    Attributes:
+        loss: the losses, whose gradient flows to ``log_prob``.
+        clipped: where the clipped ratio's loss is the larger one, bool.
+        capped: where the dual clip acts, bool; None without one.
+    """
+
+    loss: torch.Tensor
+    clipped: torch.Tensor
+    capped: torch.Tensor | None
+
+
+def clipped_surrogate(
+    log_prob: torch.Tensor,
+    ratio: torch.Tensor,
+    derivative: torch.Tensor,
+    clipped: torch.Tensor,
+    advantages: torch.Tensor,
+    bound: float | torch.Tensor | None = None,
+) -> Surrogate:
+    """``max(-A r, -A clip(r))``, for ``A < 0`` at most ``-bound A``; value and gradient are verl's to the last bit.
+
+    Without autograd's graph, which keeps eight tensors of this size: the derivative is written out.
 
     Args:
-        ppo_loss: token losses, shape ``(B, T)``.
-        advantages: A, shape ``(B, T)``.
-        bound: ``clip_ratio_c``, above 1; a tensor has shape ``()``.
-
-    Returns:
-        The token losses, and where they were capped, bool, shape ``(B, T)`` both.
+        log_prob: gets the gradient, shape ``(B, T)``, float.
+        ratio: ``r``, shape ``(B, T)``, or ``(B, 1)`` where it is one for a response; detached.
+        derivative: of ``r`` with respect to the token's log-prob where nothing is clipped: ``r``, or 0 where a bound of
+            the log-ratio acts; shape and dtype of ``ratio``.
+        clipped: ``r`` within its interval, shape and dtype of ``ratio``.
+        advantages: A, shape ``(B, T)``, float; 0 on masked tokens.
+        bound: of verl's dual clip (arXiv 1912.09729), above 1; a tensor has shape ``()``. None: no dual clip.
     """
-    highest = -advantages * bound
-    negative = advantages < 0
-    return torch.where(negative, torch.minimum(highest, ppo_loss), ppo_loss), (ppo_loss > highest) & negative
+    with torch.no_grad():
+        slope = -advantages
+        unclipped_loss, clipped_loss = slope * ratio, slope * clipped
+        loss = torch.maximum(unclipped_loss, clipped_loss)
+        is_clipped, is_capped = clipped_loss > unclipped_loss, None
+        # The part of the gradient that passes. To a tie of two arguments of a maximum autograd gives a half each: inside
+        # the interval both are the ratio's, 1; outside, where only rounding makes them equal, one is a constant, 1/2.
+        passes = unclipped_loss.sub_(clipped_loss).sign_()
+        del clipped_loss
+        passes.add_(2 - (ratio - clipped).abs_().sign_()).mul_(0.5)
+        if bound is not None:
+            # |A| leaves the other tokens alone: where A is not negative the loss is 0 or less.
+            highest = slope.abs() * bound
+            is_capped = loss > highest
+            passes.mul_((highest - loss).sign_().add_(1).mul_(0.5))
+            loss = torch.minimum(highest, loss)
+        passes = passes.mul_(derivative).to(ratio.dtype)
+    return Surrogate(_WithGradient.apply(log_prob, loss, slope, passes), is_clipped, is_capped)
+
+
+class _WithGradient(torch.autograd.Function):
+    """``value``, with the derivative ``slope * ratio_slope`` with respect to ``log_prob``; all of shape ``(B, T)``."""
+
+    @staticmethod
+    def forward(
+        log_prob: torch.Tensor, value: torch.Tensor, slope: torch.Tensor, ratio_slope: torch.Tensor
+    ) -> torch.Tensor:
+        return value
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        log_prob, _, slope, ratio_slope = inputs
+        ctx.save_for_backward(slope, ratio_slope)
+        ctx.dtype = log_prob.dtype
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        slope, ratio_slope = ctx.saved_tensors
+        # In autograd's order, which rounds in this way.
+        return (gradient * slope).to(ratio_slope.dtype).mul_(ratio_slope).to(ctx.dtype), None, None, None
 
 
 def aggregate(
@@ -72,9 +144,23 @@ def aggregate(
     return agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
 
 
-def share(tokens: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Share of the active tokens that are in ``tokens``, bool, shape ``(B, T)``; as verl's own clip metrics are."""
-    return masked_mean(tokens.float(), response_mask)
+def mask_size(response_mask: torch.Tensor) -> torch.Tensor:
+    """Number of active tokens as verl's ``masked_mean`` divides by it, shape ``()``."""
+    return response_mask.sum() + 1e-8
+
+
+def masked_total(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """verl's ``masked_sum`` of values, shape ``(B, T)``, that are 0 on masked tokens; shape ``()``."""
+    # A mask of floats may widen the values, and the sum has to be taken in that type.
+    return (values * response_mask if response_mask.is_floating_point() else values).sum()
+
+
+def share(tokens: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Share of the active tokens, of :func:`mask_size`, that are in ``tokens``, bool, none of them masked.
+
+    As verl's own clip metrics to the last bit, up to 2^24 tokens.
+    """
+    return torch.count_nonzero(tokens).float() / size
 
 
 def to_host(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
