@@ -96,8 +96,8 @@ def compute_policy_loss_dppo_clip(
                 "actor/ppo_kl": -masked_total(bounded_log_ratio, response_mask) / size,
                 "actor/pg_clipfrac_lower": share(clip.capped, size),
                 "actor/abs_log_ratio": _mean_distance(log_ratio, active),
-                "actor/dppo/masked": share(masked, size),
-                "actor/dppo/removed": share(masked & ~clip.clipped, size),
+                "actor/dppo/masked": share(masked.float(), size),
+                "actor/dppo/removed": share(masked.float() * (1 - clip.clipped), size),
             }
         )
 
@@ -153,7 +153,7 @@ def compute_policy_loss_m2po(
         size = mask_size(response_mask)
         return loss, to_host(
             {
-                "actor/pg_clipfrac": share(dropped, size),
+                "actor/pg_clipfrac": share(dropped.float(), size),
                 "actor/ppo_kl": -masked_total(bounded_log_ratio, response_mask) / size,
                 "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
                 "actor/abs_log_ratio": _mean_distance(log_ratio, active),

@@ -36,6 +36,7 @@ from sat_verl.trust_region import (
     TrustRegion,
     clip_to_region,
     effective_radius,
+    indicator,
     intercepted,
     negative_cap,
     sequence_mean,
@@ -190,7 +191,7 @@ def _token_moves(
     step = _step_reference(log_ratio, active, options)
     region = trust_region(log_ratio, active, options.alpha, options.exponent, step.q if step else None)
     bounded, ratio = token_ratio(log_ratio)
-    derivative = torch.where(bounded == log_ratio, ratio, 0.0)
+    derivative = ratio * indicator(torch.eq, bounded, log_ratio).to(ratio.dtype)
     return _moves(ratio, derivative, log_ratio, bounded, response_mask, None, region, step, options)
 
 
@@ -238,15 +239,15 @@ def _moves(
     def total(values: torch.Tensor) -> torch.Tensor:
         return values.sum() if length is None else (values.double() * length).sum()
 
-    size = mask_size(response_mask)
+    size, contraction = mask_size(response_mask), region.contraction
     # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0.
     sums = {
         "q": region.q,
         "count": torch.count_nonzero(response_mask) if length is None else length.sum(),
-        "gated": total(region.gate),
+        "gated": total(indicator(torch.lt, contraction, 1.0)),
         "cut_low": total(1 - region.c_minus),
         "cut_high": total(1 - region.c_plus),
-        "strongest": torch.minimum(region.c_minus.amin(), region.c_plus.amin()),
+        "strongest": contraction.amin(),
         "distance": log_ratio.abs().sum(dtype=region.q.dtype),
         "actor/ppo_kl": -masked_total(bounded, response_mask) / size,
     }
@@ -276,8 +277,9 @@ def _loss(
         )
     positive, negative = intercepted(moves.ratio, moves.nominal, moves.clipped, advantages)
     if (masks := _intercepted.get()) is not None:
-        masks.append(positive | negative)
-    moves.sums.update(removed_pos=torch.count_nonzero(positive), removed_neg=torch.count_nonzero(negative))
+        masks.append((positive + negative).bool())
+    moves.sums.update(removed_pos=positive.sum(), removed_neg=negative.sum())
+    del positive, negative
     surrogate = clipped_surrogate(log_prob, moves.ratio, moves.derivative, moves.clipped, advantages, bound)
     loss = aggregate(surrogate.loss, rollout_is_weights, response_mask, loss_agg_mode, config)
     with torch.no_grad():

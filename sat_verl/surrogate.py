@@ -9,6 +9,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from verl.trainer.ppo.core_algos import agg_loss
 
+from sat_verl.trust_region import indicator
+
 __all__ = [
     "Surrogate",
     "aggregate",
@@ -58,8 +60,8 @@ class Surrogate(NamedTuple):
 
     Attributes:
         loss: the losses, whose gradient flows to ``log_prob``.
-        clipped: where the clipped ratio's loss is the larger one, bool.
-        capped: where the dual clip acts, bool; None without one.
+        clipped: 1 where the clipped ratio's loss is the larger one, else 0, float32.
+        capped: 1 where the dual clip acts, else 0, float32; None without one.
     """
 
     loss: torch.Tensor
@@ -92,16 +94,16 @@ def clipped_surrogate(
         slope = -advantages
         unclipped_loss, clipped_loss = slope * ratio, slope * clipped
         loss = torch.maximum(unclipped_loss, clipped_loss)
-        is_clipped, is_capped = clipped_loss > unclipped_loss, None
-        # The part of the gradient that passes. To a tie of two arguments of a maximum autograd gives a half each: inside
+        is_clipped, is_capped = indicator(torch.gt, clipped_loss, unclipped_loss), None
+        # The part of the gradient that passes. Autograd gives one half each to two equal arguments of a maximum: within
         # the interval both are the ratio's, 1; outside, where only rounding makes them equal, one is a constant, 1/2.
         passes = unclipped_loss.sub_(clipped_loss).sign_()
         del clipped_loss
-        passes.add_(2 - (ratio - clipped).abs_().sign_()).mul_(0.5)
+        passes.sub_((ratio - clipped).abs_().sign_()).add_(2).mul_(0.5)
         if bound is not None:
             # |A| leaves the other tokens alone: where A is not negative the loss is 0 or less.
             highest = slope.abs() * bound
-            is_capped = loss > highest
+            is_capped = indicator(torch.gt, loss, highest)
             passes.mul_((highest - loss).sign_().add_(1).mul_(0.5))
             loss = torch.minimum(highest, loss)
         passes = passes.mul_(derivative).to(ratio.dtype)
@@ -113,15 +115,11 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        log_prob: torch.Tensor, value: torch.Tensor, slope: torch.Tensor, ratio_slope: torch.Tensor
+        ctx: Any, log_prob: torch.Tensor, value: torch.Tensor, slope: torch.Tensor, ratio_slope: torch.Tensor
     ) -> torch.Tensor:
-        return value
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        log_prob, _, slope, ratio_slope = inputs
         ctx.save_for_backward(slope, ratio_slope)
         ctx.dtype = log_prob.dtype
+        return value
 
     @staticmethod
     @once_differentiable
@@ -146,7 +144,8 @@ def aggregate(
 
 def mask_size(response_mask: torch.Tensor) -> torch.Tensor:
     """Number of active tokens as verl's ``masked_mean`` divides by it, shape ``()``."""
-    return response_mask.sum() + 1e-8
+    floats = response_mask.is_floating_point()
+    return (response_mask.sum() if floats else torch.count_nonzero(response_mask)) + 1e-8
 
 
 def masked_total(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -156,11 +155,11 @@ def masked_total(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Ten
 
 
 def share(tokens: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Share of the active tokens, of :func:`mask_size`, that are in ``tokens``, bool, none of them masked.
+    """Share of the active tokens, of :func:`mask_size`, in which ``tokens`` is 1; 0 elsewhere and if masked, float32.
 
-    As verl's own clip metrics to the last bit, up to 2^24 tokens.
+    As verl's own clip metrics to the last bit.
     """
-    return torch.count_nonzero(tokens).float() / size
+    return tokens.sum() / size
 
 
 def to_host(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
