@@ -82,7 +82,7 @@ def compute_policy_loss_dppo_clip(
         ratio,
         torch.where(bounded_log_ratio == log_ratio, ratio, 0.0),
         torch.clamp(ratio, 1 - eps_low, 1 + eps_high),
-        advantages,
+        -advantages,
         bound,
     )
     token_loss = torch.where(masked, 0.0, clip.loss)

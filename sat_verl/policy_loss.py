@@ -12,38 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
 
-from sat_verl.batch_quantile import StepReference, step_tail_reference
 from sat_verl.config import SAT_OPTIONS, SATPolicyLossConfig
-from sat_verl.fresh import AGE_METRIC, Q_METRIC
+from sat_verl.moves import Moves, Options, response_moves, token_moves
 from sat_verl.surrogate import (
     aggregate,
     clip_radii,
     clipped_surrogate,
     dual_clip_bound,
-    mask_size,
-    masked_total,
     share,
     to_host,
-    token_ratio,
     zero_masked,
 )
-from sat_verl.trust_region import (
-    TrustRegion,
-    clip_to_region,
-    effective_radius,
-    indicator,
-    intercepted,
-    negative_cap,
-    sequence_mean,
-    trust_region,
-    weighted_tail_reference,
-    widen,
-)
+from sat_verl.trust_region import effective_radius, intercepted, negative_cap
 
 __all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo", "record_intercepted"]
 
@@ -101,7 +86,7 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    moves = _token_moves(log_prob.detach(), old_log_prob, response_mask, options)
+    moves = token_moves(log_prob.detach(), old_log_prob, response_mask, options)
     bound = dual_clip_bound(config)
     return _loss(moves, log_prob, advantages, response_mask, bound, options, loss_agg_mode, config, rollout_is_weights)
 
@@ -126,21 +111,11 @@ def compute_policy_loss_sat_gspo(
     ``negative_cap`` is set, ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is that of the token ratios.
     """
     options = _options(config)
-    moves = _response_moves(log_prob.detach(), old_log_prob, response_mask, options)
+    moves = response_moves(log_prob.detach(), old_log_prob, response_mask, options)
     return _loss(moves, log_prob, advantages, response_mask, None, options, loss_agg_mode, config, rollout_is_weights)
 
 
-class _Options(NamedTuple):
-    eps_low: float
-    eps_high: float
-    alpha: float
-    exponent: float
-    whole_batch: bool
-    reference: str | float
-    negative_cap: bool
-
-
-def _options(config: Any) -> _Options:
+def _options(config: Any) -> Options:
     """Radii from verl's actor config, the rest from its policy-loss config, checked by SATPolicyLossConfig."""
     if config is None:
         raise ValueError("the SAT losses need config, verl's ActorConfig, for their clip radii: got None")
@@ -148,7 +123,7 @@ def _options(config: Any) -> _Options:
     if not isinstance(sat, SATPolicyLossConfig):
         sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in SAT_OPTIONS})
     eps_low, eps_high = clip_radii(config)
-    return _Options(
+    return Options(
         eps_low=eps_low,
         eps_high=eps_high,
         alpha=sat.alpha,
@@ -159,136 +134,44 @@ def _options(config: Any) -> _Options:
     )
 
 
-class _Moves(NamedTuple):
-    """How far the tokens, shape ``(B, T)``, or the responses, shape ``(B, 1)``, have moved, and how far they may.
-
-    Attributes:
-        ratio: ``r`` or ``rho``.
-        derivative: of the ratio with respect to a token's log-prob: the ratio, or 0 beyond verl's bound of its log.
-        nominal, clipped: the ratio within PPO's interval and within SAT's.
-        q: tail reference, shape ``()``.
-        size: of the mask, for verl's means, shape ``()``.
-        of_step: metrics of where q comes from; ``sums``: what the others are made of; all of shape ``()``.
-    """
-
-    ratio: torch.Tensor
-    derivative: torch.Tensor
-    nominal: torch.Tensor
-    clipped: torch.Tensor
-    q: torch.Tensor
-    size: torch.Tensor
-    of_step: dict[str, torch.Tensor]
-    sums: dict[str, torch.Tensor]
-
-
-@torch.no_grad()
-def _token_moves(
-    log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask: torch.Tensor, options: _Options
-) -> _Moves:
-    """Of SAT-GRPO, whose score is the token's log-ratio."""
-    active = response_mask.bool()
-    (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
-    step = _step_reference(log_ratio, active, options)
-    region = trust_region(log_ratio, active, options.alpha, options.exponent, step.q if step else None)
-    bounded, ratio = token_ratio(log_ratio)
-    derivative = ratio * indicator(torch.eq, bounded, log_ratio).to(ratio.dtype)
-    return _moves(ratio, derivative, log_ratio, bounded, response_mask, None, region, step, options)
-
-
-@torch.no_grad()
-def _response_moves(
-    log_prob: torch.Tensor, old_log_prob: torch.Tensor, response_mask: torch.Tensor, options: _Options
-) -> _Moves:
-    """Of SAT-GSPO, whose score is the response's mean: all but the mean itself has shape ``(B, 1)``."""
-    active = response_mask.bool()
-    (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
-    mean, length = sequence_mean(log_ratio, response_mask), torch.count_nonzero(active, dim=-1).unsqueeze(-1)
-    step = _step_reference(mean.expand_as(log_ratio), active, options)
-    q = step.q if step else weighted_tail_reference(widen(mean).abs(), length, options.alpha)
-    region = trust_region(mean, length > 0, options.alpha, options.exponent, q)
-    # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
-    ratio = torch.exp(torch.clamp(mean, max=10.0))
-    derivative = torch.where(mean <= 10.0, ratio, 0.0)
-    # An infinite log pi - log pi is NaN, and has to show in the loss as it does in verl's.
-    ratio = torch.where(mean.isfinite(), ratio, torch.nan)
-    return _moves(ratio, derivative, log_ratio, log_ratio, response_mask, length, region, step, options)
-
-
-def _step_reference(score: torch.Tensor, active: torch.Tensor, options: _Options) -> StepReference | None:
-    """q for scores of shape ``(B, T)`` where it is not theirs: of the whole optimizer step, or a number."""
-    if not isinstance(options.reference, str):
-        return StepReference(torch.full((), options.reference, dtype=widen(score[:0]).dtype, device=score.device))
-    if options.whole_batch:
-        return step_tail_reference(score, active, options.alpha, fresh=options.reference == "fresh")
-    return None
-
-
-def _moves(
-    ratio: torch.Tensor,
-    derivative: torch.Tensor,
-    log_ratio: torch.Tensor,
-    bounded: torch.Tensor,
-    response_mask: torch.Tensor,
-    length: torch.Tensor | None,
-    region: TrustRegion,
-    step: StepReference | None,
-    options: _Options,
-) -> _Moves:
-    """Clip the ratio, and take the sums; ``length``: number of tokens that each value of the region stands on."""
-
-    def total(values: torch.Tensor) -> torch.Tensor:
-        return values.sum() if length is None else (values.double() * length).sum()
-
-    size, contraction = mask_size(response_mask), region.contraction
-    # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0.
-    sums = {
-        "q": region.q,
-        "count": torch.count_nonzero(response_mask) if length is None else length.sum(),
-        "gated": total(indicator(torch.lt, contraction, 1.0)),
-        "cut_low": total(1 - region.c_minus),
-        "cut_high": total(1 - region.c_plus),
-        "strongest": contraction.amin(),
-        "distance": log_ratio.abs().sum(dtype=region.q.dtype),
-        "actor/ppo_kl": -masked_total(bounded, response_mask) / size,
-    }
-    of_step = {}
-    if step is not None and step.batch is not None and step.fresh is not None and step.age is not None:
-        of_step = {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
-    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
-    return _Moves(ratio, derivative, nominal, clipped, region.q, size, of_step, sums)
-
-
 def _loss(
-    moves: _Moves,
+    moves: Moves,
     log_prob: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     bound: float | torch.Tensor | None,
-    options: _Options,
+    options: Options,
     loss_agg_mode: str,
     config: Any,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss and its metrics; ``bound``: of the dual clip."""
-    (advantages,) = zero_masked(response_mask.bool(), advantages)
+    ratio, derivative, nominal, clipped, q, size, of_step, sums = moves
+    del moves  # with what is no longer used each tensor can go
+    (slope,) = zero_masked(response_mask.bool(), -advantages)
     if options.negative_cap:
-        moves.of_step["actor/sat/cap"] = bound = negative_cap(
-            moves.q, options.eps_high, NO_CAP if bound is None else bound
-        )
-    positive, negative = intercepted(moves.ratio, moves.nominal, moves.clipped, advantages)
-    if (masks := _intercepted.get()) is not None:
-        masks.append((positive + negative).bool())
-    moves.sums.update(removed_pos=positive.sum(), removed_neg=negative.sum())
-    del positive, negative
-    surrogate = clipped_surrogate(log_prob, moves.ratio, moves.derivative, moves.clipped, advantages, bound)
+        of_step["actor/sat/cap"] = bound = negative_cap(q, options.eps_high, NO_CAP if bound is None else bound)
+    sums |= _removed(ratio, nominal, clipped, slope)
+    del nominal
+    surrogate = clipped_surrogate(log_prob, ratio, derivative, clipped, slope, bound)
     loss = aggregate(surrogate.loss, rollout_is_weights, response_mask, loss_agg_mode, config)
     with torch.no_grad():
-        capped = loss.new_zeros(()) if surrogate.capped is None else share(surrogate.capped, moves.size)
-        base = {"actor/pg_clipfrac": share(surrogate.clipped, moves.size), "actor/pg_clipfrac_lower": capped}
-    return loss, _metrics(base | moves.of_step, moves.sums, options)
+        capped = loss.new_zeros(()) if surrogate.capped is None else share(surrogate.capped, size)
+        base = {"actor/pg_clipfrac": share(surrogate.clipped, size), "actor/pg_clipfrac_lower": capped}
+    return loss, _metrics(base | of_step, sums, options)
 
 
-def _metrics(base: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], options: _Options) -> dict[str, float]:
+def _removed(
+    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, slope: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Numbers of the intercepted tokens, whose mask goes to :func:`record_intercepted`."""
+    positive, negative = intercepted(ratio, nominal, clipped, slope)
+    if (masks := _intercepted.get()) is not None:
+        masks.append((positive + negative).bool())
+    return {"removed_pos": positive.sum(), "removed_neg": negative.sum()}
+
+
+def _metrics(base: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], options: Options) -> dict[str, float]:
     """The metrics of one call, as floats; verl averages each over micro-batches and ranks.
 
     * those of the base loss (``base``), and ``actor/abs_log_ratio``: mean ``|d|`` of the token ratios;

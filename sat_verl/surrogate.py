@@ -74,7 +74,7 @@ def clipped_surrogate(
     ratio: torch.Tensor,
     derivative: torch.Tensor,
     clipped: torch.Tensor,
-    advantages: torch.Tensor,
+    slope: torch.Tensor,
     bound: float | torch.Tensor | None = None,
 ) -> Surrogate:
     """``max(-A r, -A clip(r))``, for ``A < 0`` at most ``-bound A``; value and gradient are verl's to the last bit.
@@ -87,11 +87,10 @@ def clipped_surrogate(
         derivative: of ``r`` with respect to the token's log-prob where nothing is clipped: ``r``, or 0 where a bound of
             the log-ratio acts; shape and dtype of ``ratio``.
         clipped: ``r`` within its interval, shape and dtype of ``ratio``.
-        advantages: A, shape ``(B, T)``, float; 0 on masked tokens.
+        slope: of the loss in the ratio, ``-A``, shape ``(B, T)``, float; 0 on masked tokens.
         bound: of verl's dual clip (arXiv 1912.09729), above 1; a tensor has shape ``()``. None: no dual clip.
     """
     with torch.no_grad():
-        slope = -advantages
         unclipped_loss, clipped_loss = slope * ratio, slope * clipped
         loss = torch.maximum(unclipped_loss, clipped_loss)
         is_clipped, is_capped = indicator(torch.gt, clipped_loss, unclipped_loss), None

@@ -199,7 +199,7 @@ def negative_cap(q: torch.Tensor, eps_high: float, bound: float) -> torch.Tensor
 
 
 def intercepted(
-    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor
+    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, slope: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens whose gradient SAT removes and PPO keeps: outward moves between the contracted and the nominal bound.
 
@@ -207,7 +207,7 @@ def intercepted(
         ratio: ``r`` or ``rho``, shape ``(B, T)`` or ``(B, 1)``.
         nominal: ``ratio`` clipped to the nominal interval, same shape.
         clipped: ``ratio`` clipped to the SAT interval, same shape.
-        advantages: A, shape ``(B, T)``; 0 on masked tokens.
+        slope: -A, shape ``(B, T)``; 0 on masked tokens.
 
     Returns:
         1 on those with A > 0, and on those with A < 0, else 0; shape ``(B, T)``, float32.
@@ -216,8 +216,8 @@ def intercepted(
     above = inside * indicator(torch.lt, clipped, ratio)
     below = inside.mul_(indicator(torch.gt, clipped, ratio))
     return (
-        indicator(torch.gt, advantages, 0.0).mul_(above),
-        indicator(torch.lt, advantages, 0.0).mul_(below),
+        indicator(torch.lt, slope, 0.0).mul_(above),
+        indicator(torch.gt, slope, 0.0).mul_(below),
     )
 
 

@@ -18,7 +18,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from sat_verl import policy_loss
+from sat_verl import moves
 from sat_verl.config import SATPolicyLossConfig
 from sat_verl.trust_region import trust_region
 
@@ -189,7 +189,7 @@ def test_gradient_by_finite_differences(method, seed, monkeypatch):
     if method == "gspo":
         d = d[:, :1]
     region = trust_region(d, batch["response_mask"][:, : d.shape[1]], 0.5, 2.0)
-    monkeypatch.setattr(policy_loss, "trust_region", lambda *args: region)
+    monkeypatch.setattr(moves, "trust_region", lambda *args: region)
     loss_fn = get_policy_loss_fn(f"sat_{method}")
     assert torch.autograd.gradcheck(lambda x: loss_fn(log_prob=x, config=actor_config(), **batch)[0], log_prob)
 

@@ -205,7 +205,7 @@ def test_intercepted_counts_outward_moves_only():
         ((0.0, 0.0), [False, False], [False, False]),
     ]:
         advantages = torch.tensor([[*signs, 1.0, -1.0, 1.0]], dtype=torch.float64)
-        got_pos, got_neg = intercepted(d.exp(), nominal, clipped, advantages)
+        got_pos, got_neg = intercepted(d.exp(), nominal, clipped, -advantages)
         assert got_pos.bool().tolist() == [[*pos, False, False, False]]
         assert got_neg.bool().tolist() == [[*neg, False, False, False]]
 
