@@ -1,0 +1,1 @@
+"""How fast are the parts? ``python -m benchmarks.speed COMMAND``."""
