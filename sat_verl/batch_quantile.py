@@ -229,7 +229,7 @@ def distributed_tail_reference(
     """
 
     if group is None:
-        return tail_reference(distance, active, alpha)
+        return tail_reference(distance, active, alpha) if distance.numel() else distance.new_zeros(())
 
     def total(count: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(count, op=dist.ReduceOp.SUM, group=group)

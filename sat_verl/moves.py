@@ -68,14 +68,16 @@ def token_moves(
         response_mask: 1 on the tokens that count, shape ``(B, T)``, bool, int or float.
         options: of the loss.
     """
-    active, size = response_mask.bool(), mask_size(response_mask)
+    active = response_mask.bool()
     (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
     step = _step_reference(log_ratio, active, options)
     region = trust_region(log_ratio, active, options.alpha, options.exponent, step.q if step else None)
-    sums = _sums(log_ratio, region, torch.count_nonzero(active))
+    sums = _sums(region, torch.count_nonzero(active))
+    size = mask_size(response_mask, sums["count"])
     bounded, ratio = token_ratio(log_ratio)
     sums["actor/ppo_kl"] = -masked_total(bounded, response_mask) / size
     derivative = ratio * indicator(torch.eq, bounded, log_ratio).to(ratio.dtype)
+    sums["distance"] = log_ratio.abs_().sum(dtype=region.q.dtype)
     del log_ratio, bounded
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
     return Moves(ratio, derivative, nominal, clipped, region.q, size, _of_step(step), sums)
@@ -89,14 +91,16 @@ def response_moves(
 
     Arguments as in :func:`token_moves`.
     """
-    active, size = response_mask.bool(), mask_size(response_mask)
+    active = response_mask.bool()
     (log_ratio,) = zero_masked(active, log_prob - old_log_prob)
     mean, length = sequence_mean(log_ratio, response_mask), torch.count_nonzero(active, dim=-1).unsqueeze(-1)
     step = _step_reference(mean.expand_as(log_ratio), active, options)
     q = step.q if step else weighted_tail_reference(widen(mean).abs(), length, options.alpha)
     region = trust_region(mean, length > 0, options.alpha, options.exponent, q)
-    sums = _sums(log_ratio, region, length.sum(), length)
+    sums = _sums(region, length.sum(), length)
+    size = mask_size(response_mask, sums["count"])
     sums["actor/ppo_kl"] = -masked_total(log_ratio, response_mask) / size
+    sums["distance"] = log_ratio.abs_().sum(dtype=q.dtype)
     # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
     ratio = torch.exp(torch.clamp(mean, max=10.0))
     derivative = torch.where(mean <= 10.0, ratio, 0.0)
@@ -121,9 +125,7 @@ def _of_step(step: StepReference | None) -> dict[str, torch.Tensor]:
     return {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
 
 
-def _sums(
-    log_ratio: torch.Tensor, region: TrustRegion, count: torch.Tensor, length: torch.Tensor | None = None
-) -> dict[str, torch.Tensor]:
+def _sums(region: TrustRegion, count: torch.Tensor, length: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
     """Sums over the tokens; ``length``: how many of them each value of the region stands on, None for one."""
 
     def total(values: torch.Tensor) -> torch.Tensor:
@@ -138,5 +140,4 @@ def _sums(
         "cut_low": total(1 - region.c_minus),
         "cut_high": total(1 - region.c_plus),
         "strongest": contraction.amin(),
-        "distance": log_ratio.abs().sum(dtype=region.q.dtype),
     }

@@ -148,12 +148,13 @@ def _loss(
     """The loss and its metrics; ``bound``: of the dual clip."""
     ratio, derivative, nominal, clipped, q, size, of_step, sums = moves
     del moves  # with what is no longer used each tensor can go
-    (slope,) = zero_masked(response_mask.bool(), -advantages)
+    slope = zero_masked(response_mask.bool(), advantages)[0].neg_()
     if options.negative_cap:
         of_step["actor/sat/cap"] = bound = negative_cap(q, options.eps_high, NO_CAP if bound is None else bound)
     sums |= _removed(ratio, nominal, clipped, slope)
     del nominal
     surrogate = clipped_surrogate(log_prob, ratio, derivative, clipped, slope, bound)
+    del ratio, derivative, clipped, slope
     loss = aggregate(surrogate.loss, rollout_is_weights, response_mask, loss_agg_mode, config)
     with torch.no_grad():
         capped = loss.new_zeros(()) if surrogate.capped is None else share(surrogate.capped, size)

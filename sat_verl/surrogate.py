@@ -135,22 +135,53 @@ def aggregate(
     loss_agg_mode: str,
     config: Any,
 ) -> torch.Tensor:
-    """Weigh the token losses, shape ``(B, T)``, and aggregate them as verl does over the global batch."""
+    """Weigh the token losses, and aggregate them as verl does over the global batch, to the last bit.
+
+    verl's ``agg_loss`` applies the mask to every token, forward and backward. Here the losses are summed first, and
+    verl's function normalises the sums: of all tokens, or of each response.
+
+    Args:
+        token_loss: shape ``(B, T)``, float; 0 on masked tokens, with a gradient that does not reach log-probs there.
+        rollout_is_weights: factor of each token's loss, shape ``(B, T)``, or None.
+        response_mask: 1 on the tokens that count, shape ``(B, T)``, bool, int or float.
+        loss_agg_mode: of ``agg_loss``.
+        config: the actor config, whose ``global_batch_info`` has what it normalises by.
+    """
     if rollout_is_weights is not None:
         token_loss = token_loss * torch.where(response_mask.bool(), rollout_is_weights, 0.0)
-    return agg_loss(token_loss, response_mask, loss_agg_mode, **config.global_batch_info)
+    info = dict(config.global_batch_info)
+    if loss_agg_mode.startswith("token"):
+        total, count = masked_total(token_loss, response_mask), _length(response_mask)
+        if info.get("batch_num_tokens") is None and info.get("dp_size", 1) == 1:
+            info["batch_num_tokens"] = count
+        # Without a token it is masked, and the gradient 0 where verl's is.
+        return agg_loss(total.view(1, 1), (count > 0).view(1, 1), loss_agg_mode, **info)
+    totals, lengths = masked_total(token_loss, response_mask, dim=-1), _length(response_mask, dim=-1)
+    if loss_agg_mode == "seq-mean-token-mean":
+        totals, loss_agg_mode = totals / (lengths + 1e-8), "seq-mean-token-sum"
+    elif info.get("loss_scale_factor") is None:
+        info["loss_scale_factor"] = response_mask.shape[-1]
+    return agg_loss(totals.unsqueeze(-1), (lengths > 0).unsqueeze(-1), loss_agg_mode, **info)
 
 
-def mask_size(response_mask: torch.Tensor) -> torch.Tensor:
-    """Number of active tokens as verl's ``masked_mean`` divides by it, shape ``()``."""
-    floats = response_mask.is_floating_point()
-    return (response_mask.sum() if floats else torch.count_nonzero(response_mask)) + 1e-8
+def _length(response_mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """The mask's sum in its own type, or int64."""
+    if response_mask.is_floating_point():
+        return response_mask.sum(dim)
+    return torch.count_nonzero(response_mask, dim)
 
 
-def masked_total(values: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """verl's ``masked_sum`` of values, shape ``(B, T)``, that are 0 on masked tokens; shape ``()``."""
+def mask_size(response_mask: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
+    """Number of active tokens as verl's ``masked_mean`` divides by it; ``count``: their number, int64; shape ``()``."""
+    if count is None or response_mask.is_floating_point():
+        count = _length(response_mask)
+    return count + 1e-8
+
+
+def masked_total(values: torch.Tensor, response_mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """verl's ``masked_sum`` of values, shape ``(B, T)``, that are 0 on masked tokens; over all, or along ``dim``."""
     # A mask of floats may widen the values, and the sum has to be taken in that type.
-    return (values * response_mask if response_mask.is_floating_point() else values).sum()
+    return (values * response_mask if response_mask.is_floating_point() else values).sum(dim)
 
 
 def share(tokens: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
