@@ -104,7 +104,7 @@ def response_moves(
     # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
     ratio = torch.exp(torch.clamp(mean, max=10.0))
     derivative = torch.where(mean <= 10.0, ratio, 0.0)
-    # An infinite log pi - log pi is NaN, and has to show in the loss as it does in verl's.
+    # A mean that is not finite has to show in the loss, as in verl's log pi - log pi does where it is infinite.
     ratio = torch.where(mean.isfinite(), ratio, torch.nan)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
     return Moves(ratio, derivative, nominal, clipped, q, size, _of_step(step), sums)

@@ -60,6 +60,11 @@ def tail_reference(distance: torch.Tensor, active: torch.Tensor, alpha: float) -
         values = distance.numpy()[active.numpy()]
         values.sort()
         return distance.new_tensor(values[quantile_rank(len(values), alpha) - 1] if len(values) else 0.0)
+    return _on_device(distance, active, alpha)
+
+
+def _on_device(distance: torch.Tensor, active: torch.Tensor, alpha: float) -> torch.Tensor:
+    """:func:`tail_reference` where no number may come to the host."""
     # As zeros the others come first, so that they shift the rank by their number.
     ascending = torch.where(active, distance, 0.0).flatten().sort().values
     count = torch.count_nonzero(active)

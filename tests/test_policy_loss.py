@@ -270,6 +270,34 @@ def test_narrow_inputs_are_close_to_float64(method, dtype):
         assert metrics[name] == pytest.approx(value, abs=tolerance), name
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_shows_as_in_the_base_loss(method, bad):
+    for name in ("log_prob", "old_log_prob", "advantages"):
+        batch = random_batch(0, lengths=False)
+        batch["response_mask"][0, 0] = True
+        batch[name][0, 0] = bad
+        results = [
+            run(mode, batch, "token-mean", actor_config({"alpha": 1.0})) for mode in (f"sat_{method}", BASE[method])
+        ]
+        (sat, gradient, _), (base, base_gradient, _) = results
+        if (method, name) == ("gspo", "old_log_prob"):  # of which verl's makes a ratio of 0, or e^10
+            assert sat.isnan()
+        else:
+            assert same_bits(sat, base)
+            assert torch.equal(gradient[1:], base_gradient[1:])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_second_derivative_is_refused(method):
+    batch = random_batch(0)
+    log_prob = batch.pop("log_prob").requires_grad_()
+    loss, _ = get_policy_loss_fn(f"sat_{method}")(log_prob=log_prob, config=actor_config(), **batch)
+    (gradient,) = torch.autograd.grad(loss, log_prob, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
+
+
 # --- invariances and edges --------------------------------------------------------------------------------------------
 
 

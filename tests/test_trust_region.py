@@ -11,7 +11,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis.extra import numpy as hnp
 
-from sat_verl.trust_region import clip_to_region, effective_radius, hill, intercepted, tail_reference, trust_region
+from sat_verl.trust_region import (
+    _on_device,
+    clip_to_region,
+    effective_radius,
+    hill,
+    intercepted,
+    tail_reference,
+    trust_region,
+    weighted_tail_reference,
+)
 
 properties = settings(deadline=None, max_examples=100, derandomize=True)
 
@@ -45,6 +54,16 @@ def test_quantile_is_the_inverse_cdf_of_the_active_tokens(batch, alpha):
     junk = torch.where(active, d.abs(), math.nan)
     assert tail_reference(junk, active, alpha).item() == expected
     assert junk.isnan().equal(~active)  # left as it was
+    assert _on_device(junk, active, alpha).item() == expected
+
+
+@properties
+@given(score_batches(), ALPHAS)
+def test_weighted_quantile_is_that_of_all_tokens(batch, alpha):
+    d, active = batch
+    of_response, lengths = d[:, :1].abs(), active.sum(-1, keepdim=True)
+    every = of_response.expand_as(d)
+    assert weighted_tail_reference(of_response, lengths, alpha) == tail_reference(every, active, alpha)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 100, 1000])
