@@ -77,6 +77,7 @@ def token_moves(
     bounded, ratio = token_ratio(log_ratio)
     sums["actor/ppo_kl"] = -masked_total(bounded, response_mask) / size
     derivative = ratio * indicator(torch.eq, bounded, log_ratio).to(ratio.dtype)
+    derivative.nan_to_num_(0.0, posinf=torch.inf)  # of NaN, 0 like autograd's of a clamp: no step on what is no number
     sums["distance"] = log_ratio.abs_().sum(dtype=region.q.dtype)
     del log_ratio, bounded
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
@@ -104,8 +105,6 @@ def response_moves(
     # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
     ratio = torch.exp(torch.clamp(mean, max=10.0))
     derivative = torch.where(mean <= 10.0, ratio, 0.0)
-    # A mean that is not finite has to show in the loss, as in verl's log pi - log pi does where it is infinite.
-    ratio = torch.where(mean.isfinite(), ratio, torch.nan)
     nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
     return Moves(ratio, derivative, nominal, clipped, q, size, _of_step(step), sums)
 

@@ -9,6 +9,7 @@ that the trainer recomputes at the start of a one-update step every ratio is abo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -86,9 +87,17 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    moves = token_moves(log_prob.detach(), old_log_prob, response_mask, options)
-    bound = dual_clip_bound(config)
-    return _loss(moves, log_prob, advantages, response_mask, bound, options, loss_agg_mode, config, rollout_is_weights)
+    return _loss(
+        token_moves(log_prob.detach(), old_log_prob, response_mask, options),
+        log_prob,
+        advantages,
+        response_mask,
+        dual_clip_bound(config),
+        options,
+        loss_agg_mode,
+        config,
+        rollout_is_weights,
+    )
 
 
 @register_policy_loss("sat_gspo")
@@ -111,8 +120,23 @@ def compute_policy_loss_sat_gspo(
     ``negative_cap`` is set, ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is that of the token ratios.
     """
     options = _options(config)
-    moves = response_moves(log_prob.detach(), old_log_prob, response_mask, options)
-    return _loss(moves, log_prob, advantages, response_mask, None, options, loss_agg_mode, config, rollout_is_weights)
+    loss, metrics = _loss(
+        response_moves(log_prob.detach(), old_log_prob, response_mask, options),
+        log_prob,
+        advantages,
+        response_mask,
+        None,
+        options,
+        loss_agg_mode,
+        config,
+        rollout_is_weights,
+    )
+    if not math.isfinite(metrics["actor/abs_log_ratio"]):
+        # sg[log rho] + log pi - sg[log pi] is NaN where log pi is infinite, and is the loss then; an infinite log mu
+        # has a finite loss, and no gradient. Only looked at here, as the metrics are on the host already.
+        (nothing,) = zero_masked(response_mask.bool(), log_prob.detach() - log_prob.detach())
+        loss = loss + nothing.sum().to(loss.dtype)
+    return loss, metrics
 
 
 def _options(config: Any) -> Options:
@@ -145,7 +169,7 @@ def _loss(
     config: Any,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss and its metrics; ``bound``: of the dual clip."""
+    """The loss and its metrics; ``moves``: held by nobody else; ``bound``: of the dual clip."""
     ratio, derivative, nominal, clipped, q, size, of_step, sums = moves
     del moves  # with what is no longer used each tensor can go
     slope = zero_masked(response_mask.bool(), advantages)[0].neg_()

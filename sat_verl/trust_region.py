@@ -140,7 +140,7 @@ def trust_region(
 
     Args:
         log_ratio: ``d``, shape ``(B, T)``, any float dtype; detached here, and widened to float32 if narrower. It must
-            be 0 on masked tokens, which so are never gated.
+            be 0 on masked tokens, which so are never gated. Where it is NaN so are the factors.
         active: tokens that count, shape ``(B, T)``, bool.
         alpha: quantile level in (0, 1]; 1 leaves the gate empty.
         exponent: ``p > 0`` of the Hill kernel.
