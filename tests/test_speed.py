@@ -22,6 +22,7 @@ def test_loss_at_tiny_size(tmp_path, capsys):
             assert row["peak_tensors"] >= 1  # the gradient, or the scores
         assert 0 < cell["active_share"] < 1
         assert 0 < cell["gate_rate"]["sat_grpo"] <= 0.1
+    assert all(0 < found["tiny_model_forward_share"][clock]["median"] < 1 for clock in ("clock", "cpu"))
     assert {"versions", "git", "hardware", "command"} <= set(found["provenance"])
     assert str(tmp_path) not in json.dumps({**found, "provenance": None})
     assert found["table"] in capsys.readouterr().out

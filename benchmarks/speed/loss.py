@@ -113,20 +113,25 @@ def one_rank(device: torch.device) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def model_step(device: torch.device) -> Callable[[], None]:
-    """Forward and backward of the recipes' tiny dense model on :data:`MODEL_SHAPE` tokens: a cheap step."""
+def model_passes(device: torch.device) -> dict[str, Callable[[], None]]:
+    """Of the recipes' tiny dense model on :data:`MODEL_SHAPE` tokens: ``step``, forward and backward; ``forward``.
+
+    The latter as ``quantile_scope=batch`` adds it where a step has several micro-batches: without a graph.
+    """
     from recipes.models.architectures import build_model
     from recipes.models.tokenizer import build_tokenizer
 
     model = build_model("tiny", build_tokenizer(MODEL_SHAPE[1]), seed=0).to(device)
     ids = torch.randint(10, MODEL_SHAPE, generator=torch.Generator().manual_seed(0)).to(device)
 
-    def run() -> None:
-        logits = model(input_ids=ids, use_cache=False).logits
-        logits.log_softmax(-1).gather(-1, ids[..., None]).sum().backward()
+    def log_probs() -> torch.Tensor:
+        return model(input_ids=ids, use_cache=False).logits.log_softmax(-1).gather(-1, ids[..., None])
+
+    def train() -> None:
+        log_probs().sum().backward()
         model.zero_grad()
 
-    return run
+    return {"step": train, "forward": torch.no_grad()(log_probs)}
 
 
 def measure(responses: int, length: int, repeats: int, device: torch.device, group: Any) -> dict[str, Any]:
@@ -227,16 +232,20 @@ def main(words: Sequence[str]) -> int:
     device = torch.device(settings["device"])
     with one_rank(device) as group:
         cells = [measure(responses, length, repeats, device, group) for responses, length in sizes]
-    model = in_turn({"model": model_step(device)}, repeats, device)["model"]
-    per_token = {name: spread([1e3 * pair[at] / (MODEL_SHAPE[0] * MODEL_SHAPE[1]) for pair in model])
-                 for at, name in enumerate(("clock", "cpu"))}  # fmt: skip
-    clock = "ms" if device.type == "cuda" else "cpu_ms"
+    model = in_turn(model_passes(device), repeats, device)
+    tokens = MODEL_SHAPE[0] * MODEL_SHAPE[1]
+    clocks = list(enumerate(("clock", "cpu")))
+    per_token = {name: spread([1e3 * pair[at] / tokens for pair in model["step"]]) for at, name in clocks}
+    pairs = list(zip(model["forward"], model["step"], strict=True))
+    extra = {name: spread([forward[at] / step[at] for forward, step in pairs]) for at, name in clocks}
+    clock, kind = ("ms", "clock") if device.type == "cuda" else ("cpu_ms", "cpu")
     found = {
         "settings": {name: settings[name] for name in ("sizes", "repeats", "device")},
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
         "cells": cells,
         "tiny_model_us_per_token": per_token,
+        "tiny_model_forward_share": extra,
         "table": table(cells, clock),
         "provenance": provenance.collect(["python", "-m", "benchmarks.speed", "loss", *words]),
     }
@@ -245,11 +254,14 @@ def main(words: Sequence[str]) -> int:
     out.write_text(json.dumps(found, indent=2) + "\n")
     print(found["table"])
     for cell in cells:
-        selection = cell["calls"]["selection alone"]["cpu_ms" if clock == "cpu_ms" else "ms"]["median"]
-        tokens = cell["responses"] * cell["length"]
-        step_ms = 1e-3 * per_token["cpu" if clock == "cpu_ms" else "clock"]["median"] * tokens
+        selection = cell["calls"]["selection alone"][clock]["median"]
+        step_ms = 1e-3 * per_token[kind]["median"] * cell["responses"] * cell["length"]
         print(
             f"\nq of the step, {cell['responses']} x {cell['length']}: {selection:.2f} ms, "
             f"{selection / step_ms:.3%} of the tiny model's forward and backward on as many tokens"
         )
+    print(
+        f"\nthe forward pass before it, with several micro-batches: {_quartiles(extra[kind])} of the tiny model's "
+        "forward and backward"
+    )
     return 0
