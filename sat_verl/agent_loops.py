@@ -1,8 +1,9 @@
 """Cheaper agent loops: what verl does for every response, done once for a prompt's responses or once for all.
 
 Of the processor time that a short response costs in the agent loop worker, about half goes into putting it into
-TransferQueue (four round trips each) and a quarter into building its agent loop through Hydra. Neither depends on the
-response. What the queue, the sampler and the trainer see is the same.
+TransferQueue (four round trips each) and a quarter into building its agent loop through Hydra; most of the rest are
+calls of other actors, those for rewards among them (:mod:`sat_verl.score_calls`). None depends on the response. What
+the queue, the sampler and the trainer see is the same.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import transfer_queue
 from tensordict import NonTensorStack, TensorDict
 from verl.experimental.agent_loop import agent_loop as upstream
 from verl.utils.rollout_trace import rollout_trace_attr
+
+from sat_verl.score_calls import GatheredScores
 
 Put = Callable[..., Awaitable[Any]]
 
@@ -162,9 +165,10 @@ def group_puts() -> None:
 
 
 class Frugal:
-    """For verl's agent loop worker: one put for a prompt's responses, agent loops without Hydra."""
+    """For verl's agent loop worker: one put for a prompt's responses, shared reward calls, loops without Hydra."""
 
     config: Any
+    reward_loop_worker_handles: Any
     llm_client: Any
     tokenizer: Any
     processor: Any
@@ -177,6 +181,10 @@ class Frugal:
         group_puts()
         self._put = transfer_queue.async_kv_batch_put.__wrapped__
         self._loops: dict[str, type] = {}
+        self._running = 0
+        if self.reward_loop_worker_handles is not None:
+            workers = self.reward_loop_worker_handles
+            self.reward_loop_worker_handles = [GatheredScores(worker, lambda: self._running) for worker in workers]
 
     async def _run_prompt(self, *args: Any, **kwargs: Any) -> None:
         token = _group.set(GroupedPuts(self._put))
@@ -194,13 +202,15 @@ class Frugal:
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         group = _group.get()
-        if group is None:
-            return await self._run_loop(sampling_params, trajectory, **kwargs)
-        group.begin()
+        self._running += 1
+        if group is not None:
+            group.begin()
         try:
             return await self._run_loop(sampling_params, trajectory, **kwargs)
         finally:
-            group.end()
+            self._running -= 1
+            if group is not None:
+                group.end()
 
     async def _run_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any

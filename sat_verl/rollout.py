@@ -82,7 +82,24 @@ class RecordingClient(FullyAsyncLLMServerClient, _SegmentClient):
     Of a resumed response verl keeps the routes of the first request and adds those of the new tokens from each later
     one, so that every token has the route under the weights that read it first. That they line up is checked (not with
     images and the like, where the engine has more tokens than the request).
+
+    Args:
+        only_server: address and handle of the rollout's server where there is but one: it is not asked for each request
+            which server is to have it, nor told that it is done.
     """
+
+    _only_server: tuple[str, Any] | None = None
+
+    def __init__(self, *args: Any, only_server: tuple[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._only_server = only_server
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        return self._only_server or await super()._acquire_server(request_id, **extra)
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        if self._only_server is None:
+            super()._release_server(server_id, request_id=request_id)
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
         segments: list[list[int]] = []

@@ -109,7 +109,14 @@ class SATAsyncTrainer(WholeCheckpoints, NumberedPrompts, upstream.PPOTrainerSepa
         # Not above: this module is imported as soon as verl's V1 trainers are, which that one imports itself.
         from sat_verl.rollout import RecordingClient
 
-        return self.standalone_server_manager.get_client(client_cls=RecordingClient)
+        servers = self.standalone_server_manager
+        pairs = list(zip(servers.server_addresses, servers.server_handles, strict=True))
+        # A router that is configured may count or choose as it likes; engines beside the trainer come and go.
+        fixed = not self.config.actor_rollout_ref.hybrid_engine and not getattr(
+            servers.rollout_config, "router_config_path", None
+        )
+        only = pairs[0] if fixed and len(pairs) == 1 else None
+        return servers.get_client(client_cls=RecordingClient, only_server=only)
 
     def _check_policy_loss(self) -> None:
         """Read the loss back from every worker.

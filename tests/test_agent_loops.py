@@ -211,6 +211,8 @@ def test_a_response_that_is_cancelled_during_the_put_takes_no_other_along(which)
 class Worker:
     """The part of verl's worker around a response: it puts what it has, under a group or not."""
 
+    reward_loop_worker_handles = None
+
     def __init__(self):
         self.config = None
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from recipes.errors import ConfigError
+from recipes.launch import RunFailedError
 
-COMMANDS = ("loss",)
+COMMANDS = ("loss", "requests", "sync")
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command; 0, or 2 for settings that cannot work."""
+    """Run a command; 0; 2 for settings that cannot work, 1 for a stack that failed."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(f"usage: python -m benchmarks.speed {{{','.join(COMMANDS)}}} [NAME=VALUE ...]")
         return 0
@@ -24,9 +25,9 @@ def main(words: Sequence[str]) -> int:
             print(command.USAGE)
             return 0
         return command.main(words[1:])
-    except ConfigError as error:
+    except (ConfigError, RunFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 if __name__ == "__main__":
