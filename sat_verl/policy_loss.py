@@ -163,18 +163,20 @@ def _loss(
     log_prob: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
-    bound: float | torch.Tensor | None,
+    dual_clip: float | None,
     options: Options,
     loss_agg_mode: str,
     config: Any,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss and its metrics; ``moves``: held by nobody else; ``bound``: of the dual clip."""
+    """The loss and its metrics; ``moves``: held by nobody else; ``dual_clip``: its bound."""
     ratio, derivative, nominal, clipped, q, size, of_step, sums = moves
     del moves  # with what is no longer used each tensor can go
     slope = zero_masked(response_mask.bool(), advantages)[0].neg_()
+    bound: float | torch.Tensor | None = dual_clip
     if options.negative_cap:
-        of_step["actor/sat/cap"] = bound = negative_cap(q, options.eps_high, NO_CAP if bound is None else bound)
+        bound = negative_cap(q, options.eps_high, NO_CAP if dual_clip is None else dual_clip)
+        of_step["actor/sat/cap"] = bound
     sums |= _removed(ratio, nominal, clipped, slope)
     del nominal
     surrogate = clipped_surrogate(log_prob, ratio, derivative, clipped, slope, bound)

@@ -101,7 +101,7 @@ def quantile_rank(count: Any, alpha: float) -> Any:
     An int for an int; int64 of shape ``()``, on the device, for a tensor of that shape.
     """
     on_device = isinstance(count, torch.Tensor)
-    n = count.double().clamp(min=1) if on_device else float(max(count, 1))
+    n: Any = count.double().clamp(min=1) if on_device else float(max(count, 1))
     # The smallest k with k/n >= alpha, that division being the ECDF; the ceiling of alpha * n alone can be one off
     # (0.07 * 100 = 7.000000000000001).
     rank = -(-(alpha * n) // 1)

@@ -113,7 +113,7 @@ def one_rank(device: torch.device) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def model_passes(device: torch.device) -> dict[str, Callable[[], None]]:
+def model_passes(device: torch.device) -> dict[str, Callable[[], Any]]:
     """Of the recipes' tiny dense model on :data:`MODEL_SHAPE` tokens: ``step``, forward and backward; ``forward``.
 
     The latter as ``quantile_scope=batch`` adds it where a step has several micro-batches: without a graph.
@@ -121,7 +121,8 @@ def model_passes(device: torch.device) -> dict[str, Callable[[], None]]:
     from recipes.models.architectures import build_model
     from recipes.models.tokenizer import build_tokenizer
 
-    model = build_model("tiny", build_tokenizer(MODEL_SHAPE[1]), seed=0).to(device)
+    model: Any = build_model("tiny", build_tokenizer(MODEL_SHAPE[1]), seed=0)
+    model.to(device)
     ids = torch.randint(10, MODEL_SHAPE, generator=torch.Generator().manual_seed(0)).to(device)
 
     def log_probs() -> torch.Tensor:
