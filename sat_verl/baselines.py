@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
-from verl.utils.torch_functional import masked_mean
 
 from sat_verl.config import DPPOPolicyLossConfig, M2POPolicyLossConfig
 from sat_verl.surrogate import (
     aggregate,
     clip_radii,
-    dual_clip,
+    clipped_surrogate,
     dual_clip_bound,
+    mask_size,
+    masked_total,
     share,
     to_host,
     token_ratio,
@@ -67,31 +68,36 @@ def compute_policy_loss_dppo_clip(
     """
     delta = _options(config, DPPOPolicyLossConfig).delta
     bound = dual_clip_bound(config)
-    active = response_mask.bool()
-    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
+    with torch.no_grad():
+        active, size = response_mask.bool(), mask_size(response_mask)
+        old, new, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
+        log_ratio = new - old
+        bounded_log_ratio, ratio = token_ratio(log_ratio)
+        eps_low, eps_high = clip_radii(config)
+        moved = widen(new).exp() - widen(old).exp()
+        masked = torch.where(advantages > 0, moved > delta, (moved < -delta) & (advantages < 0))
 
-    log_ratio = log_prob - old_log_prob
-    bounded_log_ratio, ratio = token_ratio(log_ratio)
-    eps_low, eps_high = clip_radii(config)
-    unclipped_loss = -advantages * ratio
-    clipped_loss = -advantages * torch.clamp(ratio, 1 - eps_low, 1 + eps_high)
-    clip_loss, capped = dual_clip(torch.maximum(unclipped_loss, clipped_loss), advantages, bound)
-
-    moved = widen(log_prob).exp() - widen(old_log_prob).exp()
-    masked = torch.where(advantages > 0, moved > delta, (moved < -delta) & (advantages < 0))
-    token_loss = torch.where(masked, 0.0, clip_loss)
+    clip = clipped_surrogate(
+        log_prob,
+        ratio,
+        torch.where(bounded_log_ratio == log_ratio, ratio, 0.0),
+        torch.clamp(ratio, 1 - eps_low, 1 + eps_high),
+        -advantages,
+        bound,
+    )
+    token_loss = torch.where(masked, 0.0, clip.loss)
     loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
-        clipped = clipped_loss > unclipped_loss
+        assert clip.capped is not None
         return loss, to_host(
             {
-                "actor/pg_clipfrac": share(clipped, response_mask),
-                "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
-                "actor/pg_clipfrac_lower": share(capped, response_mask),
+                "actor/pg_clipfrac": share(clip.clipped, size),
+                "actor/ppo_kl": -masked_total(bounded_log_ratio, response_mask) / size,
+                "actor/pg_clipfrac_lower": share(clip.capped, size),
                 "actor/abs_log_ratio": _mean_distance(log_ratio, active),
-                "actor/dppo/masked": share(masked, response_mask),
-                "actor/dppo/removed": share(masked & ~clipped, response_mask),
+                "actor/dppo/masked": share(masked.float(), size),
+                "actor/dppo/removed": share(masked.float() * (1 - clip.clipped), size),
             }
         )
 
@@ -144,10 +150,11 @@ def compute_policy_loss_m2po(
     loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
 
     with torch.no_grad():
+        size = mask_size(response_mask)
         return loss, to_host(
             {
-                "actor/pg_clipfrac": share(dropped, response_mask),
-                "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
+                "actor/pg_clipfrac": share(dropped.float(), size),
+                "actor/ppo_kl": -masked_total(bounded_log_ratio, response_mask) / size,
                 "actor/pg_clipfrac_lower": torch.zeros((), device=loss.device),
                 "actor/abs_log_ratio": _mean_distance(log_ratio, active),
                 "actor/m2po/second_moment": _mean(square, outward),

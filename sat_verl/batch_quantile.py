@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from sat_verl.trust_region import quantile_rank, sequence_mean, widen
+from sat_verl.trust_region import quantile_rank, sequence_mean, tail_reference, widen
 
 __all__ = [
     "MissingBatchQuantileError",
@@ -228,22 +228,26 @@ def distributed_tail_reference(
         q, shape ``()``, dtype of ``distance``; 0 if no token of any rank is active.
     """
 
+    if group is None:
+        return tail_reference(distance, active, alpha) if distance.numel() else distance.new_zeros(())
+
     def total(count: torch.Tensor) -> torch.Tensor:
-        if group is not None:
-            dist.all_reduce(count, op=dist.ReduceOp.SUM, group=group)
+        dist.all_reduce(count, op=dist.ReduceOp.SUM, group=group)
         return count
 
+    # Patterns of their own width, as torch sorts int32 much faster than int64.
     pattern = {torch.float32: torch.int32, torch.float64: torch.int64}[distance.dtype]
-    bits = distance.detach().view(pattern).long()
-    ascending = torch.where(active, bits, torch.iinfo(torch.int64).max).flatten().sort().values
+    bits = distance.detach().view(pattern)
+    ascending = torch.where(active, bits, torch.iinfo(pattern).max).flatten().sort().values
     count = total(torch.count_nonzero(active))
     rank = quantile_rank(count, alpha)
-    prefix = torch.zeros((), dtype=torch.int64, device=distance.device)
+    prefix = torch.zeros((), dtype=pattern, device=distance.device)
     top = 8 * distance.element_size() - 8
     for shift in range(top, -1, -8):
-        # The top byte ends at 127: the sign bit is 0, and in int64 the next one would overflow.
-        candidates = prefix + (torch.arange(128 if shift == top else 256, device=distance.device) << shift)
+        # The top byte ends at 127: the sign bit is 0, and the next one would overflow.
+        byte = torch.arange(128 if shift == top else 256, dtype=pattern, device=distance.device)
+        candidates = prefix + (byte << shift)
         below = total(torch.searchsorted(ascending, candidates))
         # `below` rises with the candidate; the last one with fewer than `rank` values below it is the byte.
         prefix = candidates.index_select(0, torch.count_nonzero(below < rank).reshape(1) - 1).squeeze(0)
-    return torch.where(count > 0, prefix.to(pattern).view(distance.dtype), 0.0)
+    return torch.where(count > 0, prefix.view(distance.dtype), 0.0)

@@ -10,12 +10,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import no_padding_2_padding
 
 from sat_verl.fresh import sample_ages
 from sat_verl.lag import LAG_SUMS
 from sat_verl.policy_loss import record_intercepted
-from sat_verl.tail import sampling_log_probs
+from sat_verl.tail import response_log_probs, sampling_log_probs
 
 __all__ = ["ppo_loss_with_drift"]
 
@@ -102,10 +101,10 @@ def _measure(
         lags: None: no sums.
         intercepted: of a SAT loss, the mask of its one call, shape ``(B, T)``, bool; else empty.
     """
-    log_prob = no_padding_2_padding(log_probs, data)
     sampled = sampling_log_probs(data)
     padded = data.select("response_mask", sampled).to_padded_tensor()
     active = padded["response_mask"].bool()
+    log_prob = response_log_probs(log_probs, data, active.shape[1])
     distance = torch.where(active, log_prob - padded[sampled], 0.0).abs()
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
     on_device = [distance.sum(), torch.count_nonzero(active)]

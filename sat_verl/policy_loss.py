@@ -9,29 +9,27 @@ that the trainer recomputes at the start of a one-update step every ratio is abo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import register_policy_loss
-from verl.utils.torch_functional import masked_mean
 
-from sat_verl.batch_quantile import StepReference, step_tail_reference
 from sat_verl.config import SAT_OPTIONS, SATPolicyLossConfig
-from sat_verl.fresh import AGE_METRIC, Q_METRIC
-from sat_verl.surrogate import aggregate, clip_radii, dual_clip, dual_clip_bound, share, token_ratio, zero_masked
-from sat_verl.trust_region import (
-    TrustRegion,
-    clip_to_region,
-    effective_radius,
-    intercepted,
-    negative_cap,
-    sequence_mean,
-    trust_region,
-    widen,
+from sat_verl.moves import Moves, Options, response_moves, token_moves
+from sat_verl.surrogate import (
+    aggregate,
+    clip_radii,
+    clipped_surrogate,
+    dual_clip_bound,
+    share,
+    to_host,
+    zero_masked,
 )
+from sat_verl.trust_region import effective_radius, intercepted, negative_cap
 
 __all__ = ["compute_policy_loss_sat_grpo", "compute_policy_loss_sat_gspo", "record_intercepted"]
 
@@ -89,30 +87,17 @@ def compute_policy_loss_sat_grpo(
         MissingBatchQuantileError: ``quantile_scope=batch``, and nobody computed q (see :mod:`sat_verl.batch_quantile`).
     """
     options = _options(config)
-    bound: float | torch.Tensor = dual_clip_bound(config)
-    active = response_mask.bool()
-    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
-
-    log_ratio = log_prob - old_log_prob
-    bounded_log_ratio, ratio = token_ratio(log_ratio)
-    region, of_step = _region(log_ratio, active, options)
-    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
-    if options.negative_cap:
-        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, dual_clip_bound(config))
-
-    unclipped_loss = -advantages * ratio
-    clipped_loss = -advantages * clipped
-    token_loss, capped = dual_clip(torch.maximum(unclipped_loss, clipped_loss), advantages, bound)
-    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
-
-    with torch.no_grad():
-        removed = _removed(ratio, nominal, clipped, advantages)
-        base = {
-            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
-            "actor/ppo_kl": masked_mean(-bounded_log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": share(capped, response_mask),
-        }
-        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
+    return _loss(
+        token_moves(log_prob.detach(), old_log_prob, response_mask, options),
+        log_prob,
+        advantages,
+        response_mask,
+        dual_clip_bound(config),
+        options,
+        loss_agg_mode,
+        config,
+        rollout_is_weights,
+    )
 
 
 @register_policy_loss("sat_gspo")
@@ -135,46 +120,26 @@ def compute_policy_loss_sat_gspo(
     ``negative_cap`` is set, ``actor/pg_clipfrac_lower`` is 0. ``actor/abs_log_ratio`` is that of the token ratios.
     """
     options = _options(config)
-    active = response_mask.bool()
-    old_log_prob, log_prob, advantages = zero_masked(active, old_log_prob, log_prob, advantages)
-
-    log_ratio = log_prob - old_log_prob
-    mean_log_ratio = sequence_mean(log_ratio, response_mask)
-    # sg[log rho] + log pi - sg[log pi]; the bound is verl's: no overflow in exp
-    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + mean_log_ratio, max=10.0))
-    region, of_step = _region(mean_log_ratio.expand_as(log_ratio), active, options)
-    nominal, clipped = clip_to_region(ratio, region, options.eps_low, options.eps_high)
-
-    unclipped_loss = -advantages * ratio
-    clipped_loss = -advantages * clipped
-    token_loss = torch.maximum(unclipped_loss, clipped_loss)
-    capped = None
-    if options.negative_cap:
-        of_step["actor/sat/cap"] = bound = negative_cap(region.q, options.eps_high, NO_CAP)
-        token_loss, capped = dual_clip(token_loss, advantages, bound)
-    loss = aggregate(token_loss, rollout_is_weights, response_mask, loss_agg_mode, config)
-
-    with torch.no_grad():
-        removed = _removed(ratio, nominal, clipped, advantages)
-        base = {
-            "actor/pg_clipfrac": share(clipped_loss > unclipped_loss, response_mask),
-            "actor/ppo_kl": masked_mean(-log_ratio, response_mask),
-            "actor/pg_clipfrac_lower": loss.new_zeros(()) if capped is None else share(capped, response_mask),
-        }
-        return loss, _metrics(base | of_step, log_ratio, active, region, removed, options)
+    loss, metrics = _loss(
+        response_moves(log_prob.detach(), old_log_prob, response_mask, options),
+        log_prob,
+        advantages,
+        response_mask,
+        None,
+        options,
+        loss_agg_mode,
+        config,
+        rollout_is_weights,
+    )
+    if not math.isfinite(metrics["actor/abs_log_ratio"]):
+        # sg[log rho] + log pi - sg[log pi] is NaN where log pi is infinite, and is the loss then; an infinite log mu
+        # has a finite loss, and no gradient. Only looked at here, as the metrics are on the host already.
+        (nothing,) = zero_masked(response_mask.bool(), log_prob.detach() - log_prob.detach())
+        loss = loss + nothing.sum().to(loss.dtype)
+    return loss, metrics
 
 
-class _Options(NamedTuple):
-    eps_low: float
-    eps_high: float
-    alpha: float
-    exponent: float
-    whole_batch: bool
-    reference: str | float
-    negative_cap: bool
-
-
-def _options(config: Any) -> _Options:
+def _options(config: Any) -> Options:
     """Radii from verl's actor config, the rest from its policy-loss config, checked by SATPolicyLossConfig."""
     if config is None:
         raise ValueError("the SAT losses need config, verl's ActorConfig, for their clip radii: got None")
@@ -182,7 +147,7 @@ def _options(config: Any) -> _Options:
     if not isinstance(sat, SATPolicyLossConfig):
         sat = SATPolicyLossConfig(**{name: sat.get(name, getattr(SATPolicyLossConfig, name)) for name in SAT_OPTIONS})
     eps_low, eps_high = clip_radii(config)
-    return _Options(
+    return Options(
         eps_low=eps_low,
         eps_high=eps_high,
         alpha=sat.alpha,
@@ -193,43 +158,47 @@ def _options(config: Any) -> _Options:
     )
 
 
-def _region(
-    score: torch.Tensor, active: torch.Tensor, options: _Options
-) -> tuple[TrustRegion, dict[str, torch.Tensor]]:
-    """The trust region for scores of shape ``(B, T)``, and metrics of where its q comes from.
-
-    q is that of these tokens, of the whole optimizer step, or a number.
-    """
-    step: StepReference | None = None
-    if not isinstance(options.reference, str):
-        q = torch.full((), options.reference, dtype=widen(score).dtype, device=score.device)
-        step = StepReference(q)
-    elif options.whole_batch:
-        step = step_tail_reference(score, active, options.alpha, fresh=options.reference == "fresh")
-    region = trust_region(score, active, options.alpha, options.exponent, step.q if step else None)
-    if step is None or step.batch is None or step.fresh is None or step.age is None:
-        return region, {}
-    return region, {"actor/sat/q_batch": step.batch, Q_METRIC: step.fresh, AGE_METRIC: step.age}
+def _loss(
+    moves: Moves,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    dual_clip: float | None,
+    options: Options,
+    loss_agg_mode: str,
+    config: Any,
+    rollout_is_weights: torch.Tensor | None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss and its metrics; ``moves``: held by nobody else; ``dual_clip``: its bound."""
+    ratio, derivative, nominal, clipped, q, size, of_step, sums = moves
+    del moves  # with what is no longer used each tensor can go
+    slope = zero_masked(response_mask.bool(), advantages)[0].neg_()
+    bound: float | torch.Tensor | None = dual_clip
+    if options.negative_cap:
+        bound = negative_cap(q, options.eps_high, NO_CAP if dual_clip is None else dual_clip)
+        of_step["actor/sat/cap"] = bound
+    sums |= _removed(ratio, nominal, clipped, slope)
+    del nominal
+    surrogate = clipped_surrogate(log_prob, ratio, derivative, clipped, slope, bound)
+    del ratio, derivative, clipped, slope
+    loss = aggregate(surrogate.loss, rollout_is_weights, response_mask, loss_agg_mode, config)
+    with torch.no_grad():
+        capped = loss.new_zeros(()) if surrogate.capped is None else share(surrogate.capped, size)
+        base = {"actor/pg_clipfrac": share(surrogate.clipped, size), "actor/pg_clipfrac_lower": capped}
+    return loss, _metrics(base | of_step, sums, options)
 
 
 def _removed(
-    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The intercepted tokens, as :func:`intercepted` gives them, also for :func:`record_intercepted`."""
-    positive, negative = intercepted(ratio, nominal, clipped, advantages)
+    ratio: torch.Tensor, nominal: torch.Tensor, clipped: torch.Tensor, slope: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Numbers of the intercepted tokens, whose mask goes to :func:`record_intercepted`."""
+    positive, negative = intercepted(ratio, nominal, clipped, slope)
     if (masks := _intercepted.get()) is not None:
-        masks.append(positive | negative)
-    return positive, negative
+        masks.append((positive + negative).bool())
+    return {"removed_pos": positive.sum(), "removed_neg": negative.sum()}
 
 
-def _metrics(
-    base: dict[str, torch.Tensor],
-    log_ratio: torch.Tensor,
-    active: torch.Tensor,
-    region: TrustRegion,
-    removed: tuple[torch.Tensor, torch.Tensor],
-    options: _Options,
-) -> dict[str, float]:
+def _metrics(base: dict[str, torch.Tensor], sums: dict[str, torch.Tensor], options: Options) -> dict[str, float]:
     """The metrics of one call, as floats; verl averages each over micro-batches and ranks.
 
     * those of the base loss (``base``), and ``actor/abs_log_ratio``: mean ``|d|`` of the token ratios;
@@ -247,38 +216,22 @@ def _metrics(
 
     With no active token all are 0, but the radii nominal and the contraction 1.
     """
-    # Sums of 1 - c, so that tokens of full radius, masked ones included, add exactly 0. The stack is double, so that
-    # counts beyond 2^24 and float64 input survive; its one transfer is the only wait for the device.
-    on_device = [
-        region.q,
-        torch.count_nonzero(active),
-        torch.count_nonzero(region.gate),
-        (1 - region.c_minus).sum(),
-        (1 - region.c_plus).sum(),
-        torch.minimum(region.c_minus, region.c_plus).amin(),
-        torch.count_nonzero(removed[0]),
-        torch.count_nonzero(removed[1]),
-        log_ratio.abs().sum(dtype=region.q.dtype),
-        *base.values(),
-    ]
-    q, count, gated, cut_low, cut_high, strongest, removed_pos, removed_neg, drift, *base_values = torch.stack(
-        [value.double() for value in on_device]
-    ).tolist()
-    n = max(count, 1.0)
+    host = to_host(base | sums)
+    n, q, gated = max(host["count"], 1.0), host["q"], host["gated"]
     # An empty gate is nominal, but a q that is a number stays in force: nobody was beyond it.
     active_q = q if gated or not isinstance(options.reference, str) else 0.0
     eps_low, eps_high, exponent = options.eps_low, options.eps_high, options.exponent
     return {
-        **dict(zip(base, base_values, strict=True)),
-        "actor/abs_log_ratio": drift / n,
+        **{name: value for name, value in host.items() if name.startswith("actor/")},
+        "actor/abs_log_ratio": host["distance"] / n,
         "actor/sat/q": q,
         "actor/sat/gate_rate": gated / n,
-        "actor/sat/radius_low": eps_low * (1 - cut_low / n),
-        "actor/sat/radius_high": eps_high * (1 - cut_high / n),
-        "actor/sat/strongest_contraction": strongest,
-        "actor/sat/intercepted": (removed_pos + removed_neg) / n,
-        "actor/sat/intercepted_pos": removed_pos / n,
-        "actor/sat/intercepted_neg": removed_neg / n,
+        "actor/sat/radius_low": eps_low * (1 - host["cut_low"] / n),
+        "actor/sat/radius_high": eps_high * (1 - host["cut_high"] / n),
+        "actor/sat/strongest_contraction": host["strongest"],
+        "actor/sat/intercepted": (host["removed_pos"] + host["removed_neg"]) / n,
+        "actor/sat/intercepted_pos": host["removed_pos"] / n,
+        "actor/sat/intercepted_neg": host["removed_neg"] / n,
         "actor/sat/eps_eff_low": effective_radius(active_q, eps_low, exponent, upper=False),
         "actor/sat/eps_eff_high": effective_radius(active_q, eps_high, exponent, upper=True),
     }

@@ -28,6 +28,27 @@ def sampling_log_probs(data: TensorDict) -> str:
     return "rollout_log_probs" if "rollout_log_probs" in data else "old_log_probs"
 
 
+def response_log_probs(log_probs: torch.Tensor, data: TensorDict, width: int) -> torch.Tensor:
+    """verl's ``no_padding_2_padding`` of log-probs, which does not wait for the device: theirs does for every response.
+
+    Args:
+        log_probs: the engine's, nested, one row of ``prompt + response`` tokens a sample; or these rows end to end.
+        data: micro-batch with ``prompts`` and ``responses``.
+        width: length of the longest response.
+
+    Returns:
+        Detached, shape ``(B, width)``; anything beyond the end of a response, where theirs has 0.
+    """
+    if not data["prompts"].is_nested:
+        return no_padding_2_padding(log_probs, data).detach()
+    prompt, response = (data[name].offsets().diff() for name in ("prompts", "responses"))
+    values = (log_probs.values() if log_probs.is_nested else log_probs).detach()
+    # The token at position k of a sequence is predicted at k - 1.
+    first = (prompt + response).cumsum(0) - response - 1
+    at = first.unsqueeze(-1) + torch.arange(width, device=first.device)
+    return values[at.clamp(max=len(values) - 1)]
+
+
 class _Collector:
     """Keeps the distances that the micro-batches of one pass have, and on request the tokens' ages."""
 
@@ -37,11 +58,11 @@ class _Collector:
         self.ages: list[torch.Tensor] = []
 
     def add(self, model_output: dict[str, Any], data: TensorDict) -> torch.Tensor:
-        """Of one micro-batch; returns its log-probs, shape ``(B, T)``."""
-        log_prob = no_padding_2_padding(model_output["log_probs"], data)
+        """Of one micro-batch; returns its log-probs, shape ``(B, T)``, detached."""
         sampled = sampling_log_probs(data)
         padded = data.select("response_mask", sampled).to_padded_tensor()
         response_mask = padded["response_mask"].to(bool)  # as in ppo_loss
+        log_prob = response_log_probs(model_output["log_probs"], data, response_mask.shape[1])
         self.parts.append(active_distances(self.loss_mode, log_prob, padded[sampled], response_mask))
         if self.with_ages:
             self.ages.append(of_tokens(require_ages(tu.get(data, "version_lag")), response_mask))

@@ -9,10 +9,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import left_right_2_no_padding
+from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
 from sat_verl.drift import ppo_loss_with_drift
-from sat_verl.tail import LogRatioTail
+from sat_verl.tail import LogRatioTail, response_log_probs
 
 PROMPTS, RESPONSES = [3, 1, 4], [5, 2, 4]
 # A tool call in the middle of the first response, whose tokens do not count.
@@ -164,3 +164,14 @@ def test_left_right_padded_batches():
     leaf, output = model_output()
     metrics = ppo_loss_with_drift(actor_config("vanilla"), output, data)[1]
     assert metrics["actor/abs_log_ratio"].aggregate() == pytest.approx(expected_drift(leaf, nested_data), rel=1e-6)
+
+
+def test_response_log_probs_are_verls_up_to_the_padding():
+    _, output = model_output()
+    data = micro_batch()
+    expected = no_padding_2_padding(output["log_probs"], data).detach()
+    for log_probs in (output["log_probs"], output["log_probs"].values()):
+        got = response_log_probs(log_probs, data, max(RESPONSES))
+        assert not got.requires_grad
+        for row, other, length in zip(got, expected, RESPONSES, strict=True):
+            assert torch.equal(row[:length], other[:length])

@@ -7,17 +7,19 @@ import pytest
 import ranks
 import reference
 import torch
-from test_drift import MASKS, RESPONSES, expected_drift, micro_batch, model_output, nested
-from test_policy_loss import CountTransfers
+from test_drift import MASKS, expected_drift, micro_batch, model_output, nested
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
+from waits import waits
 
 from sat_verl.config import SATPolicyLossConfig
 from sat_verl.drift import ppo_loss_with_drift
 from sat_verl.lag import LAG_SUMS
+from sat_verl.tail import LogRatioTail
 
 LAGS, AGES = [3, 0, 3], [0, 3, 7]
 EPS = {"sat_grpo": 0.5, "sat_gspo": 0.03}  # such that SAT removes gradients
@@ -152,27 +154,22 @@ def test_one_field_alone_is_refused(missing):
         ppo_loss_with_drift(actor_config("vanilla"), model_output()[1], data)
 
 
-@pytest.mark.parametrize(("loss_mode", "more"), [("vanilla", 0), ("sat_grpo", 1)])
-def test_at_most_one_more_host_transfer(loss_mode, more, monkeypatch):
-    counts = []
-    padded = torch.zeros(3, max(RESPONSES))
-    monkeypatch.setattr(
-        "sat_verl.drift.no_padding_2_padding", lambda *args: padded
-    )  # verl's, which transfers by itself
-    for data in (micro_batch(), with_lags(micro_batch())):
-        output = model_output()[1]
-        with CountTransfers() as counter, monkeypatch.context() as patch:
-            tolist = torch.Tensor.tolist
+MORE = [("vanilla", False, 1), ("vanilla", True, 1), ("sat_grpo", False, 0), ("sat_gspo", True, 1)]
 
-            def counted(tensor, tolist=tolist, counter=counter):
-                before, out = counter.count, tolist(tensor)
-                counter.count = before + 1
-                return out
 
-            patch.setattr(torch.Tensor, "tolist", counted)
-            ppo_loss_with_drift(actor_config(loss_mode), output, data)
-        counts.append(counter.count)
-    assert counts[1] - counts[0] == more
+@pytest.mark.parametrize(("loss_mode", "ages", "more"), MORE)
+def test_the_worker_waits_for_the_device_at_most_once_more_than_verls_loss(loss_mode, ages, more, monkeypatch):
+    found = {}
+    verls, ours = (functools.partial(loss, config=actor_config(loss_mode)) for loss in (ppo_loss, ppo_loss_with_drift))
+    for function in (verls, LogRatioTail().observed(ours)):
+        data, output = micro_batch(), model_output()[1]
+        data = with_lags(data) if ages else data
+        data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()  # keeps the lengths, as ppo_loss
+        with waits(monkeypatch) as found[function]:
+            function(model_output=output, data=data, dp_group=None)
+    verls, ours = found.values()
+    assert ours.count("tolist") == verls.count("tolist") + more
+    assert len(ours) == len(verls) + more
 
 
 # --- on the driver, from verl's training worker -----------------------------------------------------------------------

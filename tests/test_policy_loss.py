@@ -13,12 +13,11 @@ import pytest
 import reference
 import torch
 from hypothesis import given, settings
-from torch.utils._python_dispatch import TorchDispatchMode
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from sat_verl import policy_loss
+from sat_verl import moves
 from sat_verl.config import SATPolicyLossConfig
 from sat_verl.trust_region import trust_region
 
@@ -186,8 +185,10 @@ def test_gradient_by_finite_differences(method, seed, monkeypatch):
     del batch["rollout_is_weights"]
     log_prob = batch.pop("log_prob").requires_grad_()
     d = torch.from_numpy(reference.scores(numpy_batch({**batch, "log_prob": log_prob.detach()}), method))
-    region = trust_region(d, batch["response_mask"], 0.5, 2.0)
-    monkeypatch.setattr(policy_loss, "trust_region", lambda *args: region)
+    if method == "gspo":
+        d = d[:, :1]
+    region = trust_region(d, batch["response_mask"][:, : d.shape[1]], 0.5, 2.0)
+    monkeypatch.setattr(moves, "trust_region", lambda *args: region)
     loss_fn = get_policy_loss_fn(f"sat_{method}")
     assert torch.autograd.gradcheck(lambda x: loss_fn(log_prob=x, config=actor_config(), **batch)[0], log_prob)
 
@@ -266,6 +267,29 @@ def test_narrow_inputs_are_close_to_float64(method, dtype):
     assert loss.item() == pytest.approx(exact_loss.item(), abs=tolerance)
     for name, value in exact_metrics.items():
         assert metrics[name] == pytest.approx(value, abs=tolerance), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_advantage_that_is_not_finite_shows_as_in_the_base_loss(method, bad):
+    batch = random_batch(0, lengths=False)
+    batch["response_mask"][0, 0] = True
+    batch["advantages"][0, 0] = bad
+    results = [run(mode, batch, "token-mean", actor_config({"alpha": 1.0})) for mode in (f"sat_{method}", BASE[method])]
+    (sat, gradient, _), (base, base_gradient, _) = results
+    assert not sat.isfinite()
+    assert same_bits(sat, base)
+    assert torch.equal(gradient[1:], base_gradient[1:])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_second_derivative_is_refused(method):
+    batch = random_batch(0)
+    log_prob = batch.pop("log_prob").requires_grad_()
+    loss, _ = get_policy_loss_fn(f"sat_{method}")(log_prob=log_prob, config=actor_config(), **batch)
+    (gradient,) = torch.autograd.grad(loss, log_prob, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
 
 
 # --- invariances and edges --------------------------------------------------------------------------------------------
@@ -364,38 +388,6 @@ def test_metrics_are_floats_that_verls_reducer_averages(method):
     assert set(base) < set(metrics)
     assert all(type(value) is float for value in metrics.values())
     assert not any("min" in name or "max" in name for name in metrics)
-
-
-class CountTransfers(TorchDispatchMode):
-    """Counts reads of a tensor's value by the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += "_local_scalar_dense" in str(func) or "is_nonzero" in str(func)
-        return func(*args, **(kwargs or {}))
-
-
-def transfers(loss_mode, monkeypatch):
-    tolist = torch.Tensor.tolist
-    with CountTransfers() as counter, monkeypatch.context() as patch:
-
-        def counted(tensor):
-            before, out = counter.count, tolist(tensor)
-            counter.count = before + 1  # one copy of the whole tensor, whatever tolist does on the CPU
-            return out
-
-        patch.setattr(torch.Tensor, "tolist", counted)
-        run(loss_mode, random_batch(0), "token-mean", actor_config())
-    return counter.count
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_one_host_transfer_where_verl_has_three(method, monkeypatch):
-    assert transfers(BASE[method], monkeypatch) == 3
-    assert transfers(f"sat_{method}", monkeypatch) == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

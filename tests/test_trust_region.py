@@ -11,7 +11,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis.extra import numpy as hnp
 
-from sat_verl.trust_region import clip_to_region, effective_radius, hill, intercepted, tail_reference, trust_region
+from sat_verl.trust_region import (
+    _on_device,
+    clip_to_region,
+    effective_radius,
+    hill,
+    intercepted,
+    tail_reference,
+    trust_region,
+    weighted_tail_reference,
+)
 
 properties = settings(deadline=None, max_examples=100, derandomize=True)
 
@@ -22,12 +31,12 @@ EXPONENTS = st.sampled_from([1.0, 2.0, 3.5])
 
 @st.composite
 def score_batches(draw):
-    """Scores on a grid, so that ties and zeros are common, and a mask; shape (B, T), float64."""
+    """Scores on a grid, so that ties and zeros are common, 0 if masked, and the mask; shape (B, T), float64."""
     shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 12)))
     grid = draw(hnp.arrays(np.int64, shape, elements=st.integers(-30, 30)))
     step = draw(st.sampled_from([2.0**-12, 2.0**-7, 2.0**-4]))
     active = draw(hnp.arrays(bool, shape))
-    return torch.from_numpy(grid * step), torch.from_numpy(active)
+    return torch.from_numpy(grid * step * active), torch.from_numpy(active)
 
 
 def q_of(values, alpha, dtype=torch.float64):
@@ -42,6 +51,19 @@ def test_quantile_is_the_inverse_cdf_of_the_active_tokens(batch, alpha):
     expected = reference.quantile(d.abs()[active].tolist(), alpha)
     assert tail_reference(d.abs(), active, alpha).item() == expected
     assert tail_reference(d.abs().float(), active, alpha).item() == np.float32(expected)
+    junk = torch.where(active, d.abs(), math.nan)
+    assert tail_reference(junk, active, alpha).item() == expected
+    assert junk.isnan().equal(~active)  # left as it was
+    assert _on_device(junk, active, alpha).item() == expected
+
+
+@properties
+@given(score_batches(), ALPHAS)
+def test_weighted_quantile_is_that_of_all_tokens(batch, alpha):
+    d, active = batch
+    of_response, lengths = d[:, :1].abs(), active.sum(-1, keepdim=True)
+    every = of_response.expand_as(d)
+    assert weighted_tail_reference(of_response, lengths, alpha) == tail_reference(every, active, alpha)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 100, 1000])
@@ -202,9 +224,9 @@ def test_intercepted_counts_outward_moves_only():
         ((0.0, 0.0), [False, False], [False, False]),
     ]:
         advantages = torch.tensor([[*signs, 1.0, -1.0, 1.0]], dtype=torch.float64)
-        got_pos, got_neg = intercepted(d.exp(), nominal, clipped, advantages)
-        assert got_pos.tolist() == [[*pos, False, False, False]]
-        assert got_neg.tolist() == [[*neg, False, False, False]]
+        got_pos, got_neg = intercepted(d.exp(), nominal, clipped, -advantages)
+        assert got_pos.bool().tolist() == [[*pos, False, False, False]]
+        assert got_neg.bool().tolist() == [[*neg, False, False, False]]
 
 
 @properties

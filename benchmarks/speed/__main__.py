@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recipes.errors import ConfigError
 from recipes.launch import RunFailedError
 
-COMMANDS = ("requests", "sync")
+COMMANDS = ("loss", "requests", "sync")
 
 
 def main(words: Sequence[str]) -> int:

@@ -41,7 +41,10 @@ def main(words: Sequence[str]) -> int:
     sizes = [int(word) for word in str(settings["in_flight"]).split(",") if word.isdigit()]
     if not sizes or any(size > GROUP and size % GROUP for size in sizes):
         raise ConfigError(
-            "in_flight", settings["in_flight"], f"from {GROUP} on, multiples of {GROUP}", f"write {DEFAULTS['in_flight']}"
+            "in_flight",
+            settings["in_flight"],
+            f"from {GROUP} on, multiples of {GROUP}",
+            f"write {DEFAULTS['in_flight']}",
         )
     overrides = [f"{name}={value}" for name, value in settings["difficulty"].items()]
     prompts = max(1, max(sizes) // GROUP)

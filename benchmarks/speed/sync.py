@@ -91,7 +91,10 @@ def dense_model(folder: Path, layers: int, width: int) -> Path:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: seconds of a sync, of its parts, and the ratio to one copy of the bytes."""
     names = ["weights", *PARTS.values()]
-    lines = [f"| parameters | MB | sync, s | one copy, s | ratio | {' | '.join(names)} |", "|---" * (5 + len(names)) + "|"]
+    lines = [
+        f"| parameters | MB | sync, s | one copy, s | ratio | {' | '.join(names)} |",
+        "|---" * (5 + len(names)) + "|",
+    ]
     for row in rows:
         parts = " | ".join(f"{row['parts'][name]['median']:.3f}" for name in names)
         lines.append(
