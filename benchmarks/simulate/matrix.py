@@ -1,0 +1,71 @@
+"""Run the cells of a matrix and write what came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from benchmarks.simulate import report
+from benchmarks.simulate.measures import measure
+from benchmarks.simulate.settings import Cell, Settings
+from benchmarks.simulate.trainer import SimulatedRun
+from recipes import provenance
+
+
+def one(settings: Settings, cell: Cell) -> dict[str, Any]:
+    """The row of a cell: what it is, and :func:`benchmarks.simulate.measures.measure`."""
+    scenario = settings.scenario(cell)
+    schedule, strategy = cell.policy
+    rows = SimulatedRun(scenario, schedule, strategy, cell.seed).run()
+    found: dict[str, Any] = {"name": cell.name, "schedule": cell.schedule, "lag_steps": cell.lag, "gpus": cell.gpus, "seed": cell.seed}
+    found |= measure(rows, scenario, schedule)
+    rollout = scenario.replicas * settings.gpus_per_replica
+    if cell.schedule == "colocated":  # the same GPUs train while no replica has a sequence
+        found["gpu_idle"] = found["rollout_idle"] - (1 - found["trainer_idle"])
+        return found | dict.fromkeys(("trainer_idle", "rollout_idle", "wait"))
+    found["gpu_idle"] = (rollout * found["rollout_idle"] + (cell.gpus - rollout) * found["trainer_idle"]) / cell.gpus
+    return found
+
+
+def run(settings: Settings, command: list[str], console: Console) -> int:
+    """All cells; ``simulate.json``, ``cells.parquet``, ``table.md`` and plots in the folder ``out``."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    cells, results = settings.cells(), []
+    begin, done = time.monotonic(), 0
+    work = {cell: settings.scenario(cell).prompts * settings.steps for cell in cells}
+    total = sum(work.values())
+    for index, cell in enumerate(cells, 1):
+        results.append(one(settings, cell))
+        done += work[cell]
+        left = timedelta(seconds=round((time.monotonic() - begin) / done * (total - done)))
+        text = f"{results[-1]['samples_per_s']:.2f} samples/s, {results[-1]['gpu_idle']:.0%} of GPU time idle"
+        console.print(
+            f"{index}/{len(cells)} {cell.gpus} GPUs, {cell.name}, seed {cell.seed}: {text}; {left} left",
+            highlight=False,
+            soft_wrap=True,
+        )
+    rows = report.over_seeds(results)
+    text = report.markdown(rows)
+    (settings.out / "table.md").write_text(text)
+    flat = [{key: value for key, value in row.items() if not isinstance(value, dict)} for row in results]
+    ages = [{f"age_{age}": share for age, share in row["ages"].items()} for row in results]
+    pd.DataFrame([a | b for a, b in zip(flat, ages, strict=True)]).to_parquet(settings.out / "cells.parquet")
+    report.draw(rows, settings.out)
+    content = {
+        "settings": settings.model_dump(mode="json", exclude={"out"}),
+        "scenarios": {
+            str(cell.gpus): asdict(settings.scenario(cell)) for cell in cells if cell.schedule != "colocated"
+        },
+        "results": rows,
+        "cells": results,
+        "provenance": provenance.collect(command),
+    }
+    (settings.out / "simulate.json").write_text(json.dumps(content, indent=1) + "\n")
+    console.print(text, highlight=False, soft_wrap=True)
+    return 0 if all(row["kept"] for row in rows) else 1

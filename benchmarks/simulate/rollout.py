@@ -1,0 +1,243 @@
+"""The rollout of a simulated run: replicas with continuous batching, as events on a virtual clock."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from benchmarks.simulate.scenario import Engine
+
+_TOLERANCE = 1e-6
+"""Tokens: what is missing by less was lost to rounding."""
+
+
+@dataclass(slots=True, eq=False)
+class Response:
+    """One response; times in seconds, lengths in tokens.
+
+    Attributes:
+        prompt: number of its prompt.
+        length: tokens that it will have; ``done``: tokens of the requests before the current one.
+        segments: (weight sync, tokens) of each request.
+        sent, ended: when its first request reached the replica, and when it was finished.
+    """
+
+    prompt: int
+    length: int
+    done: int = 0
+    segments: list[tuple[int, int]] = field(default_factory=list)
+    sent: float = -1.0
+    ended: float = -1.0
+    began: float = 0.0
+    """Iterations of its replica when the current request began to decode."""
+
+
+class Replica:
+    """One engine: all its sequences advance alike, so that only the next end has to be known.
+
+    ``done`` iterations of the decoder are the replica's own time: a request that began at iteration b with r tokens to
+    go ends at b + r. Between two events the number of sequences stays, their contexts grow by one token per iteration,
+    and an iteration takes longer by ``per_context_s`` times their number, so that x iterations take
+    ``first * x + growth * x**2 / 2`` seconds.
+    """
+
+    def __init__(self, engine: Engine, prompt_tokens: int) -> None:
+        self.engine, self.prompt_tokens = engine, prompt_tokens
+        self.inbox: deque[tuple[Response, float]] = deque()
+        self.waiting: deque[Response] = deque()
+        self.running: list[tuple[float, int, Response]] = []
+        self.done = 0.0
+        self.context = 0.0
+        self.at = self.decodes_from = self.next_request = 0.0
+        self.load = 0
+        self.idle_s = self.slot_s = self.tokens = 0.0
+        self._order = 0
+
+    def _pace(self) -> tuple[float, float]:
+        """Seconds of the next iteration, and by how much each one is longer than the one before."""
+        count = len(self.running)
+        engine = self.engine
+        first = engine.iteration_s + engine.per_sequence_s * count + engine.per_context_s * self.context
+        return first, engine.per_context_s * count
+
+    def next_event(self) -> float:
+        """When the next request ends or arrives; infinity if none will."""
+        found = math.inf
+        if self.running:
+            first, growth = self._pace()
+            left = self.running[0][0] - self.done
+            found = max(self.at, self.decodes_from) + left * (first + growth * left / 2)
+        if self.inbox:
+            found = min(found, max(self.at, self.next_request))
+        return found
+
+    def advance(self, now: float) -> None:
+        """Decode until ``now``, before which nothing ends or arrives."""
+        count = len(self.running)
+        if count:
+            span = now - max(self.at, self.decodes_from)
+            if span > 0:
+                first, growth = self._pace()
+                iterations = 2 * span / (first + math.sqrt(first * first + 2 * growth * span))
+                self.done += iterations
+                self.context += count * iterations
+                self.tokens += count * iterations
+            self.slot_s += count * (now - self.at)
+        else:
+            self.idle_s += now - self.at
+        self.at = now
+
+    def work(self, now: float, version: int) -> list[Response]:
+        """Handle what is due at ``now``; returns the responses that end, whose last tokens have ``version``."""
+        self.advance(now)
+        ended = []
+        while self.running and self.running[0][0] <= self.done + _TOLERANCE:
+            _, _, response = heapq.heappop(self.running)
+            self.context -= self.prompt_tokens + response.length
+            response.segments.append((version, response.length - response.done))
+            response.done, response.ended = response.length, now
+            ended.append(response)
+        if not self.running:
+            self.context = 0.0
+        while self.inbox and self.next_request <= now:
+            response, _ = self.inbox.popleft()
+            response.sent = now
+            self.waiting.append(response)
+            if self.inbox:
+                self.next_request = now + self.inbox[0][1]
+        self._admit()
+        self.load -= len(ended)
+        return ended
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.engine.slots:
+            response = self.waiting.popleft()
+            context = self.prompt_tokens + response.done
+            self.context += context
+            response.began = self.done
+            self._order += 1
+            heapq.heappush(self.running, (self.done + response.length - response.done, self._order, response))
+            if self.engine.prefill_s:
+                self.decodes_from = max(self.at, self.decodes_from) + self.engine.prefill_s * context
+
+    def take(self, response: Response, gap: float) -> None:
+        """A request that arrives ``gap`` seconds after the one before it."""
+        if not self.inbox:
+            self.next_request = max(self.at, self.next_request) + gap
+        self.inbox.append((response, gap))
+        self.load += 1
+
+    def abort(self, version: int) -> None:
+        """End all running requests; they wait, in their order, to be resumed with what they have."""
+        for _, _, response in sorted(self.running, key=lambda entry: entry[1], reverse=True):
+            tokens = min(int(self.done - response.began + _TOLERANCE), response.length - response.done - 1)
+            if tokens > 0:
+                response.segments.append((version, tokens))
+                response.done += tokens
+            self.waiting.appendleft(response)
+        self.running.clear()
+        self.context = 0.0
+
+    def resume(self, now: float) -> None:
+        """Take up all requests again under new weights, at ``now``."""
+        self.idle_s += now - self.at
+        self.at = self.decodes_from = now
+        self.next_request = max(self.next_request, now)
+        self._admit()
+
+
+class Pool:
+    """All replicas, and the clock of the run, which only :meth:`advance` and its callers move.
+
+    Args:
+        engine, replicas: what it consists of.
+        prompt_tokens: tokens of a prompt.
+        on_end: called with each response when it ends.
+    """
+
+    def __init__(
+        self, engine: Engine, replicas: int, prompt_tokens: int, on_end: Callable[[Response], None] = lambda _: None
+    ) -> None:
+        self.replicas = [Replica(engine, prompt_tokens) for _ in range(replicas)]
+        self.now = 0.0
+        self.version = 0
+        self.busy_s = 0.0
+        self.in_flight = 0
+        self.on_end = on_end
+        self._events: list[tuple[float, int, int]] = []  # time, replica, its stamp then
+        self._stamps = [0] * replicas
+        self._loads = [(0, index) for index in range(replicas)]
+
+    def submit(self, responses: Iterable[Response], pace: float = 1.0) -> None:
+        """Ask for responses, each of the replica with the fewest requests; ``pace`` multiplies the time per request."""
+        touched = set()
+        for response in responses:
+            index = self._least_loaded()
+            replica = self.replicas[index]
+            if index not in touched:
+                replica.advance(self.now)
+                touched.add(index)
+            replica.take(response, replica.engine.request_s * pace)
+            heapq.heappush(self._loads, (replica.load, index))
+            self.in_flight += 1
+        for index in sorted(touched):
+            self._schedule(index)
+
+    def _least_loaded(self) -> int:
+        while True:
+            load, index = heapq.heappop(self._loads)
+            if load == self.replicas[index].load:
+                return index
+
+    def _schedule(self, index: int) -> None:
+        self._stamps[index] += 1
+        when = self.replicas[index].next_event()
+        if when < math.inf:
+            heapq.heappush(self._events, (when, index, self._stamps[index]))
+
+    def next_event(self) -> float:
+        while self._events and self._events[0][2] != self._stamps[self._events[0][1]]:
+            heapq.heappop(self._events)
+        return self._events[0][0] if self._events else math.inf
+
+    def advance(self, until: float) -> None:
+        """Let the rollout work until ``until``."""
+        while (when := self.next_event()) <= until:
+            _, index, _ = heapq.heappop(self._events)
+            self._tick(when)
+            replica = self.replicas[index]
+            ended = replica.work(when, self.version)
+            self._schedule(index)
+            if ended:
+                heapq.heappush(self._loads, (replica.load, index))
+                self.in_flight -= len(ended)
+                for response in ended:
+                    self.on_end(response)
+        self._tick(until)
+
+    def _tick(self, now: float) -> None:
+        self.busy_s += (now - self.now) if self.in_flight else 0.0
+        self.now = now
+
+    def sync_weights(self, seconds: float) -> None:
+        """New weights: what runs is aborted, nothing works for ``seconds``, and what was aborted goes on."""
+        for replica in self.replicas:
+            replica.advance(self.now)
+            replica.abort(self.version)
+        self._tick(self.now + seconds)
+        self.version += 1
+        for index, replica in enumerate(self.replicas):
+            replica.resume(self.now)
+            self._schedule(index)
+
+    def totals(self) -> dict[str, float]:
+        """Sums since the start, over the replicas: seconds without a running sequence, seconds times running
+        sequences, tokens; and seconds in which any request was in flight."""
+        for index, replica in enumerate(self.replicas):
+            replica.advance(self.now)
+            self._schedule(index)
+        found = {name: sum(getattr(one, name) for one in self.replicas) for name in ("idle_s", "slot_s", "tokens")}
+        return found | {"busy_s": self.busy_s}
