@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.simulate.measured import MeasuredRun, Window, generation_seconds
+from benchmarks.simulate.measured import MeasuredRun, generation_seconds, summary
 from benchmarks.simulate.measures import steady, warm_windows, windows
 from benchmarks.simulate.scenario import Engine, Lengths, Scenario, Training
 from benchmarks.simulate.trainer import SimulatedRun
 
 UNLIMITED = 10**9
 """Slots of a replica whose batch no run has shown the limit of."""
-_HALVINGS = 14
+_HALVINGS = 10
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
 
     Taken from the records: time of an optimizer step, of a weight sync and between global steps (means, and the spread
     of the first); tokens per response (mean); the time from request to response (mean), which becomes the decoder's.
-    Found by bisection: the host's time per request, so that the simulated trainer waits as long as the real one did.
+    Found by simulation: the host's time per request, so that the simulated trainer waits as long as the real one did
+    (bisection), and the time to store a response, so that responses spend as long in the queue.
     """
     parts = run.windows[chosen]
     every = run.schedule.sync_every
@@ -73,23 +75,40 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     )
     target = sum(part.wait + part.drain for part in parts) / len(parts) / every
     wall = sum(part.wall for part in parts) / len(parts) / every
+    queued = summary(run, chosen)["in_queue_s"]
+    store_s = 0.0
+    for _ in range(_ROUNDS):
+        scenario, reached, in_queue = _bisect(_with(base, 0.0, store_s), target, wall, run, seeds)
+        if queued is not None:
+            store_s = max(0.0, store_s + queued - in_queue)
+    scenario, reached, _ = _bisect(_with(base, 0.0, store_s), target, wall, run, seeds)
+    return Fit(scenario, target > 0.02 * wall, target, reached)
+
+
+def _with(scenario: Scenario, request_s: float, store_s: float) -> Scenario:
+    return replace(scenario, engine=replace(scenario.engine, request_s=request_s, store_s=store_s))
+
+
+def _bisect(
+    base: Scenario, target: float, wall: float, run: MeasuredRun, seeds: Sequence[int]
+) -> tuple[Scenario, float, float]:
+    """Find the time per request; returns the scenario with it, and its :func:`waiting`."""
     low, high = 0.0, 2 * run.replicas * wall / (run.prompts * run.responses)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if waiting(base, middle, run, seeds) < target:
+        if waiting(_with(base, middle, base.engine.store_s), run, seeds)[0] < target:
             low = middle
         else:
             high = middle
-    engine = replace(base.engine, request_s=high)
-    scenario = replace(base, engine=engine)
-    return Fit(scenario, target > 0.02 * wall, target, waiting(base, high, run, seeds))
+    scenario = _with(base, high, base.engine.store_s)
+    return scenario, *waiting(scenario, run, seeds)
 
 
-def waiting(base: Scenario, request_s: float, run: MeasuredRun, seeds: Sequence[int]) -> float:
-    """Simulated seconds per optimizer step that the trainer waits for samples and in drains."""
-    scenario = replace(base, engine=replace(base.engine, request_s=request_s))
+def waiting(scenario: Scenario, run: MeasuredRun, seeds: Sequence[int]) -> tuple[float, float]:
+    """Simulated seconds per optimizer step that the trainer waits for samples and in drains; those in the queue."""
     found = [simulated(scenario, run, seed) for seed in seeds]
-    return statistics.fmean((one["wait"] + one["drain"]) * one["step_s"] for one in found)
+    waits = statistics.fmean((one["wait"] + one["drain"]) * one["step_s"] for one in found)
+    return waits, statistics.fmean(one["in_queue_s"] for one in found)
 
 
 def simulated(scenario: Scenario, run: MeasuredRun, seed: int) -> dict[str, Any]:
@@ -113,7 +132,3 @@ def transferred(found: Fit, run: MeasuredRun, count: int) -> Scenario:
 def halves(run: MeasuredRun) -> tuple[slice, slice]:
     middle = len(run.windows) // 2
     return slice(0, middle), slice(middle, len(run.windows))
-
-
-def mean_window(parts: Sequence[Window], name: str) -> float:
-    return statistics.fmean(getattr(part, name) for part in parts)

@@ -23,7 +23,13 @@ def one(settings: Settings, cell: Cell) -> dict[str, Any]:
     scenario = settings.scenario(cell)
     schedule, strategy = cell.policy
     rows = SimulatedRun(scenario, schedule, strategy, cell.seed).run()
-    found: dict[str, Any] = {"name": cell.name, "schedule": cell.schedule, "lag_steps": cell.lag, "gpus": cell.gpus, "seed": cell.seed}
+    found: dict[str, Any] = {
+        "name": cell.name,
+        "schedule": cell.schedule,
+        "lag_steps": cell.lag,
+        "gpus": cell.gpus,
+        "seed": cell.seed,
+    }
     found |= measure(rows, scenario, schedule)
     rollout = scenario.replicas * settings.gpus_per_replica
     if cell.schedule == "colocated":  # the same GPUs train while no replica has a sequence

@@ -25,7 +25,8 @@ class Window:
     Attributes:
         end: Unix time at which it was recorded, ``testing`` seconds of validation before it.
         wall: since the end of the global step before.
-        wait: for samples. ``train``: optimizer steps without that, and a checkpoint. ``drain``, ``sync``: as recorded.
+        wait: for samples. ``drain``, ``sync``: as recorded. ``train``: the rest of verl's time of the step, so with the
+            submission of prompts and with a checkpoint (``saved`` says whether there was one).
         other: the rest of ``wall``.
         ages: tokens by age.
         in_flight, in_queue: means over responses.
@@ -38,6 +39,7 @@ class Window:
     wall: float
     wait: float
     train: float
+    saved: bool
     drain: float
     sync: float
     other: float
@@ -72,8 +74,8 @@ class MeasuredRun:
     after_validation: list[bool]
 
 
-def read(folder: Path) -> MeasuredRun:
-    """Read the records of a run.
+def read(folder: Path, least: int) -> MeasuredRun:
+    """Read the records of a run, which must have ``least`` global steps after its start.
 
     Raises:
         ConfigError: no run is there, it has not ended, or it is too short.
@@ -89,13 +91,13 @@ def read(folder: Path) -> MeasuredRun:
     rows = [row | samples.get(row["step"], {}) for row in read_rows(folder / METRICS_FILE)]
     parts = windows(rows)
     every = schedule.sync_every
-    found = [
-        _window(before[-1]["time"], part) for before, part in itertools.pairwise(parts) if len(part) == every
-    ][warm_windows(schedule) - 1 :]
-    if len(found) < 4:
+    found = [_window(before[-1]["time"], part) for before, part in itertools.pairwise(parts) if len(part) == every][
+        warm_windows(schedule) - 1 :
+    ]
+    if len(found) < least:
         raise ConfigError(
-            "run", folder.name, f"it has {len(found)} weight syncs after its start, of which either half needs two",
-            f"use a run of {(warm_windows(schedule) + 4) * every} steps or more",
+            "run", folder.name, f"it has {len(found)} weight syncs after its start, but {least} are needed",
+            f"use a run of {(warm_windows(schedule) + least) * every} steps or more",
         )  # fmt: skip
     return MeasuredRun(
         name=folder.name,
@@ -120,11 +122,9 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
     def timing(name: str) -> float:
         return float(last.get(f"timing_s/{name}", 0.0))
 
-    wait, saving = timing("gen"), timing("save_checkpoint")
-    steps = sum(row["timing_s/optimizer_step"] for row in part)
     responses = sum(row["responses"] for row in part)
     wall = last["time"] - before - timing("testing")
-    drain, sync = timing("drain"), timing("update_weights")
+    wait, drain, sync = timing("gen"), timing("drain"), timing("update_weights")
     ages: Counter[int] = Counter()
     for row in part:
         ages.update({int(age): count for age, count in row["tokens_by_age"].items()})
@@ -133,10 +133,11 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
         testing=timing("testing"),
         wall=wall,
         wait=wait,
-        train=steps - wait + saving,
+        train=timing("step") - wait - drain - sync,
+        saved=timing("save_checkpoint") > 0,
         drain=drain,
         sync=sync,
-        other=wall - steps - saving - drain - sync,
+        other=wall - timing("step"),
         responses=responses,
         tokens=sum(row["response_length/tokens"] for row in part),
         ages=ages,
@@ -149,11 +150,12 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
 def generation_seconds(run: MeasuredRun, window: Window) -> float | None:
     """Seconds that the rollout took for what was submitted in a window of an exact schedule, from submission.
 
-    None where nobody waited for its end.
+    None where nobody waited for its end, or where a checkpoint was written after it.
     """
     if run.schedule.steps == 0:
         return window.wait
-    return window.wait + window.train + window.drain if window.drain > 2 * run.poll_s else None
+    waited = window.drain > 2 * run.poll_s and not window.saved
+    return window.wait + window.train + window.drain if waited else None
 
 
 def summary(run: MeasuredRun, chosen: slice) -> dict[str, Any]:
@@ -190,7 +192,9 @@ def _quiet(run: MeasuredRun, parts: Sequence[Window], span: float) -> tuple[floa
         begin, end = parts[0].end - parts[0].wall - parts[0].testing, parts[-1].end
         tests = [(part.end - part.testing, part.end) for part in parts if part.testing]
         busy = covered([pair for part in run.windows for pair in part.generated], begin, end)
-        return 1 - (busy - sum(covered([pair for part in run.windows for pair in part.generated], *test) for test in tests)) / span, False  # noqa: E501
+        seen = [pair for part in run.windows for pair in part.generated]
+        busy = covered(seen, begin, end) - sum(covered(seen, *test) for test in tests)
+        return 1 - busy / span, False
     if not run.schedule.exact:
         return None, False
     known = [generation_seconds(run, part) for part in parts]

@@ -155,7 +155,7 @@ class Pool:
     Args:
         engine, replicas: what it consists of.
         prompt_tokens: tokens of a prompt.
-        on_end: called with each response when it ends.
+        on_end: called with each response when it reaches the queue.
     """
 
     def __init__(
@@ -167,6 +167,8 @@ class Pool:
         self.busy_s = 0.0
         self.in_flight = 0
         self.on_end = on_end
+        self._store_s = engine.store_s
+        self._stored: deque[Response] = deque()  # ended, not in the queue yet, in the order of their ends
         self._events: list[tuple[float, int, int]] = []  # time, replica, its stamp then
         self._stamps = [0] * replicas
         self._loads = [(0, index) for index in range(replicas)]
@@ -198,14 +200,23 @@ class Pool:
         if when < math.inf:
             heapq.heappush(self._events, (when, index, self._stamps[index]))
 
-    def next_event(self) -> float:
+    def _next_replica(self) -> float:
         while self._events and self._events[0][2] != self._stamps[self._events[0][1]]:
             heapq.heappop(self._events)
         return self._events[0][0] if self._events else math.inf
 
+    def next_event(self) -> float:
+        """When the rollout's state changes next; infinity if it does not."""
+        stored = self._stored[0].ended + self._store_s if self._stored else math.inf
+        return min(stored, self._next_replica())
+
     def advance(self, until: float) -> None:
         """Let the rollout work until ``until``."""
         while (when := self.next_event()) <= until:
+            if self._stored and self._stored[0].ended + self._store_s <= when:
+                self._tick(when)
+                self.on_end(self._stored.popleft())
+                continue
             _, index, _ = heapq.heappop(self._events)
             self._tick(when)
             replica = self.replicas[index]
@@ -214,8 +225,7 @@ class Pool:
             if ended:
                 heapq.heappush(self._loads, (replica.load, index))
                 self.in_flight -= len(ended)
-                for response in ended:
-                    self.on_end(response)
+                self._stored.extend(ended)
         self._tick(until)
 
     def _tick(self, now: float) -> None:

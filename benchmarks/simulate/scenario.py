@@ -57,6 +57,7 @@ class Engine:
         prefill_s: seconds per token of a prompt, or of a response that is resumed; nothing is decoded meanwhile.
         request_s: seconds between two requests that reach the replica (the host's work per request).
         noise: standard deviation of the logarithm of a factor on ``request_s``, drawn once per submission.
+        store_s: seconds from the end of a response until the queue has it (reward, storing).
     """
 
     slots: int
@@ -66,6 +67,7 @@ class Engine:
     prefill_s: float = 0.0
     request_s: float = 0.0
     noise: float = 0.0
+    store_s: float = 0.0
 
 
 @dataclass(frozen=True)

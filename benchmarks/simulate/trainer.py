@@ -76,7 +76,7 @@ class SimulatedRun:
         return count
 
     def _ended(self, response: Response) -> None:
-        self.memory.add(response.ended, self._bytes(response))
+        self.memory.add(self.pool.now, self._bytes(response))
         self._left[response.prompt] -= 1
         if not self._left[response.prompt]:
             del self._left[response.prompt]

@@ -66,29 +66,35 @@ def compare(scenario: Any, run: MeasuredRun, chosen: slice, seeds: Sequence[int]
 
 def table(run: MeasuredRun, source: str, found: Fit, result: dict[str, Any]) -> Table:
     lag = f"{run.schedule.kind} {run.schedule.steps}" if run.schedule.steps else "synchronous"
-    out = Table("", "predicted", "measured", "error", "", title=f"{run.name}: {lag}, fitted to {source}")
+    out = Table("", "fitted to", "predicted", "measured", "error", "", title=f"{run.name}: {lag}, fitted to {source}")
     for name, heading, share, _ in QUANTITIES:
         entry = result["quantities"][name]
         form = "{:.1%}" if share else "{:.3g}"
-        spread = f" ± {form.format(entry['spread'])}"
+        basis = result["fitted_to_measured"][name]
+        begin = [heading, "" if basis is None else form.format(basis)]
+        begin.append(f"{form.format(entry['predicted'])} ± {form.format(entry['spread'])}")
         if entry["measured"] is None:
-            out.add_row(heading, form.format(entry["predicted"]) + spread, "not recorded", "", "")
+            out.add_row(*begin, "not recorded", "", "")
             continue
         error = f"{entry['error'] * 100:+.1f} points" if share else f"{entry['error']:+.1%}"
         least = "at least " if entry["at_least"] else ""
         mark = "" if entry["agrees"] else "DISAGREES"
-        out.add_row(
-            heading, form.format(entry["predicted"]) + spread, least + form.format(entry["measured"]), error, mark
-        )
-    ages = [" ".join(f"{age}:{share:.1%}" for age, share in result[f"ages_{side}"].items()) for side in ("predicted", "measured")]  # noqa: E501
+        out.add_row(*begin, least + form.format(entry["measured"]), error, mark)
+    ages = [
+        " ".join(f"{age}:{share:.1%}" for age, share in result[f"ages_{side}"].items())
+        for side in ("predicted", "measured")
+    ]
     mark = "" if result["ages_distance"] <= 0.05 else "DISAGREES"
-    out.add_row("ages", *ages, f"{result['ages_distance'] * 100:.1f} points", mark)
+    out.add_row("ages", "", *ages, f"{result['ages_distance'] * 100:.1f} points", mark)
     engine = found.scenario.engine
-    out.caption = (
-        f"{engine.request_s * 1e3:.1f} ms per request, {found.scenario.training.fixed_s:.2f} s per optimizer step, "
-        f"{found.scenario.sync_s:.2f} s per sync"
-        + ("" if found.identified else "; the trainer never waited: the time per request is but an upper bound")
+    times = (
+        f"{engine.request_s * 1e3:.1f} ms per request",
+        f"{engine.store_s:.2f} s to store a response",
+        f"{found.scenario.training.fixed_s:.2f} s per optimizer step",
+        f"{found.scenario.sync_s:.2f} s per sync",
     )
+    bound = "" if found.identified else "; the trainer never waited: the time per request is but an upper bound"
+    out.caption = ", ".join(times) + bound
     return out
 
 
@@ -113,15 +119,16 @@ def _options(words: Sequence[str]) -> tuple[list[Path], Path | None, list[int], 
 def main(words: Sequence[str], command: list[str], console: Console) -> int:
     """Compare every run; returns 0, whether or not they agree: that is a finding."""
     folders, fit_to, seeds, out = _options(words)
-    other = read(fit_to) if fit_to else None
-    shared = fitting.fit(other, slice(None), seeds[:4]) if other else None
+    other = read(fit_to, 2) if fit_to else None
+    shared = fitting.fit(other, slice(None), seeds[:2]) if other else None
     results = []
     for folder in folders:
-        run = read(folder)
+        run = read(folder, 2 if other else 4)
         first, rest = (slice(0, 0), slice(None)) if shared else fitting.halves(run)
-        found = shared or fitting.fit(run, first, seeds[:4])
+        found = shared or fitting.fit(run, first, seeds[:2])
         scenario = fitting.transferred(found, run, len(run.windows[rest]))
-        result = compare(scenario, run, rest, seeds)
+        basis = summary(other, slice(None)) if other else summary(run, first)
+        result = compare(scenario, run, rest, seeds) | {"fitted_to_measured": basis}
         source = other.name if other else "its first half"
         console.print(table(run, source, found, result))
         results.append(
