@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from benchmarks.simulate.trainer import SimulatedRun
 
 UNLIMITED = 10**9
 """Slots of a replica whose batch no run has shown the limit of."""
-_HALVINGS = 10
+_HALVINGS = 9
 _ROUNDS = 2
+_SLOWEST = 4.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Fit:
 
     Attributes:
         scenario: for the sizes of the run that it was fitted to.
-        identified: whether the trainer ever waited for the rollout; if not, ``request_s`` is but an upper bound.
+        identified: whether the trainer ever waited for the rollout; if not, the host's work is but an upper bound.
         target_s, reached_s: seconds per optimizer step that the trainer waited for samples and in drains, as measured
             and as simulated.
     """
@@ -47,8 +48,8 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
 
     Taken from the records: time of an optimizer step, of a weight sync and between global steps (means, and the spread
     of the first); tokens per response (mean); the time from request to response (mean), which becomes the decoder's.
-    Found by simulation: the host's time per request, so that the simulated trainer waits as long as the real one did
-    (bisection), and the time to store a response, so that responses spend as long in the queue.
+    Found by simulation: the host's work per response, so that the simulated trainer waits as long as the real one did,
+    and the part of it that comes after the response, so that responses spend as long between their end and the trainer.
     """
     parts = run.windows[chosen]
     every = run.schedule.sync_every
@@ -59,9 +60,7 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     taken = [found for part in parts if run.schedule.exact and (found := generation_seconds(run, part)) is not None]
     base = Scenario(
         replicas=run.replicas,
-        engine=Engine(
-            slots=UNLIMITED, iteration_s=latency / length, noise=_spread([value - latency for value in taken])
-        ),
+        engine=Engine(slots=UNLIMITED, iteration_s=latency / length, noise=_spread(taken)),
         # exp(noise * normal) has the mean exp(noise**2 / 2).
         training=Training(statistics.fmean(steps) * math.exp(-(noise**2) / 2), noise=noise),
         lengths=Lengths("fixed", length, 0.0, max(run.response_limit, length)),
@@ -76,36 +75,62 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     target = sum(part.wait + part.drain for part in parts) / len(parts) / every
     wall = sum(part.wall for part in parts) / len(parts) / every
     queued = summary(run, chosen)["in_queue_s"]
-    store_s = 0.0
-    for _ in range(_ROUNDS):
-        scenario, reached, in_queue = _bisect(_with(base, 0.0, store_s), target, wall, run, seeds)
-        if queued is not None:
-            store_s = max(0.0, store_s + queued - in_queue)
-    scenario, reached, _ = _bisect(_with(base, 0.0, store_s), target, wall, run, seeds)
-    return Fit(scenario, target > 0.02 * wall, target, reached)
+    most = 2 * run.replicas * wall / (run.prompts * run.responses)
+    share = 0.5
+
+    def host(seconds: float, stored: float) -> Scenario:
+        engine = replace(base.engine, request_s=seconds * (1 - stored), store_s=seconds * stored)
+        return replace(base, engine=engine)
+
+    def slower(seconds: float) -> bool:
+        return waiting(host(seconds, share), run, seeds)[0] >= target
+
+    seconds = _bisect(slower, 0.0, most)
+    if queued is not None:
+        share = _bisect(lambda part: waiting(host(seconds, part), run, seeds)[1] >= queued, 0.0, 1.0)
+        seconds = _bisect(slower, 0.0, most)
+    scenario = host(seconds, share)
+    return Fit(scenario, target > 0.02 * wall, target, waiting(scenario, run, seeds)[0])
 
 
-def _with(scenario: Scenario, request_s: float, store_s: float) -> Scenario:
-    return replace(scenario, engine=replace(scenario.engine, request_s=request_s, store_s=store_s))
-
-
-def _bisect(
-    base: Scenario, target: float, wall: float, run: MeasuredRun, seeds: Sequence[int]
-) -> tuple[Scenario, float, float]:
-    """Find the time per request; returns the scenario with it, and its :func:`waiting`."""
-    low, high = 0.0, 2 * run.replicas * wall / (run.prompts * run.responses)
+def _bisect(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """Where ``enough`` turns true; the ends where it does not."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if waiting(_with(base, middle, base.engine.store_s), run, seeds)[0] < target:
-            low = middle
-        else:
-            high = middle
-    scenario = _with(base, high, base.engine.store_s)
-    return scenario, *waiting(scenario, run, seeds)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def with_contention(found: Fit, run: MeasuredRun, seeds: Sequence[int]) -> Fit:
+    """Times of a synchronous run, and by how much each side slows the other down, from a run in which they overlap.
+
+    Two factors (:class:`~benchmarks.simulate.scenario.Scenario`), so that training and a whole step take as long as
+    they did.
+    """
+    seen, base = summary(run, slice(None)), transferred(found, run, len(run.windows))
+    trained = seen["step_s"] * (1 - seen["trainer_idle"])
+    trainer = rollout = 1.0
+
+    def steps(trainer: float, rollout: float) -> list[dict[str, Any]]:
+        scenario = replace(base, trainer_slowed=trainer, rollout_slowed=rollout)
+        return [simulated(scenario, run, seed) for seed in seeds]
+
+    def trains_longer(factor: float) -> bool:
+        said = steps(factor, rollout)
+        return statistics.fmean(one["step_s"] * (1 - one["trainer_idle"]) for one in said) >= trained
+
+    def takes_longer(factor: float) -> bool:
+        return statistics.fmean(one["step_s"] for one in steps(trainer, factor)) >= seen["step_s"]
+
+    for _ in range(_ROUNDS):
+        trainer = _bisect(trains_longer, 1.0, _SLOWEST)
+        rollout = _bisect(takes_longer, 1.0, _SLOWEST)
+    return replace(found, scenario=replace(found.scenario, trainer_slowed=trainer, rollout_slowed=rollout))
 
 
 def waiting(scenario: Scenario, run: MeasuredRun, seeds: Sequence[int]) -> tuple[float, float]:
-    """Simulated seconds per optimizer step that the trainer waits for samples and in drains; those in the queue."""
+    """Simulated seconds per optimizer step that the trainer waits for samples and in drains, and seconds from the end
+    of a response to the trainer, mean over responses."""
     found = [simulated(scenario, run, seed) for seed in seeds]
     waits = statistics.fmean((one["wait"] + one["drain"]) * one["step_s"] for one in found)
     return waits, statistics.fmean(one["in_queue_s"] for one in found)

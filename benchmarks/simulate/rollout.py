@@ -22,7 +22,8 @@ class Response:
         prompt: number of its prompt.
         length: tokens that it will have; ``done``: tokens of the requests before the current one.
         segments: (weight sync, tokens) of each request.
-        sent, ended: when its first request reached the replica, and when it was finished.
+        sent, ended: when its first request reached the replica, and when it was finished; -1 before.
+        pace: factor on the host's work for it.
     """
 
     prompt: int
@@ -31,8 +32,18 @@ class Response:
     segments: list[tuple[int, int]] = field(default_factory=list)
     sent: float = -1.0
     ended: float = -1.0
+    pace: float = 1.0
     began: float = 0.0
     """Iterations of its replica when the current request began to decode."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a replica did: requests that reached it, responses that ended, those that the queue has now."""
+
+    sent: int = 0
+    ended: int = 0
+    stored: list[Response] = field(default_factory=list)
 
 
 class Replica:
@@ -46,12 +57,14 @@ class Replica:
 
     def __init__(self, engine: Engine, prompt_tokens: int) -> None:
         self.engine, self.prompt_tokens = engine, prompt_tokens
-        self.inbox: deque[tuple[Response, float]] = deque()
+        self.slow = 1.0
+        self.host: deque[Response] = deque()
         self.waiting: deque[Response] = deque()
         self.running: list[tuple[float, int, Response]] = []
         self.done = 0.0
         self.context = 0.0
-        self.at = self.decodes_from = self.next_request = 0.0
+        self.at = self.decodes_from = 0.0
+        self.host_ready = math.inf
         self.load = 0
         self.idle_s = self.slot_s = self.tokens = 0.0
         self._order = 0
@@ -61,18 +74,27 @@ class Replica:
         count = len(self.running)
         engine = self.engine
         first = engine.iteration_s + engine.per_sequence_s * count + engine.per_context_s * self.context
-        return first, engine.per_context_s * count
+        return first * self.slow, engine.per_context_s * count * self.slow
+
+    def _host_seconds(self) -> float:
+        """Of the first piece of the host's work."""
+        response, engine = self.host[0], self.engine
+        return (engine.request_s if response.ended < 0 else engine.store_s) * response.pace * self.slow
 
     def next_event(self) -> float:
-        """When the next request ends or arrives; infinity if none will."""
-        found = math.inf
+        """When a response ends or the host is done with one next; infinity if there is none."""
+        found = self.host_ready
         if self.running:
             first, growth = self._pace()
             left = self.running[0][0] - self.done
-            found = max(self.at, self.decodes_from) + left * (first + growth * left / 2)
-        if self.inbox:
-            found = min(found, max(self.at, self.next_request))
+            found = min(found, max(self.at, self.decodes_from) + left * (first + growth * left / 2))
         return found
+
+    def set_slow(self, factor: float) -> None:
+        """Everything takes ``factor`` times as long from now on."""
+        if self.host:
+            self.host_ready = self.at + (self.host_ready - self.at) * factor / self.slow
+        self.slow = factor
 
     def advance(self, now: float) -> None:
         """Decode until ``now``, before which nothing ends or arrives."""
@@ -90,27 +112,36 @@ class Replica:
             self.idle_s += now - self.at
         self.at = now
 
-    def work(self, now: float, version: int) -> list[Response]:
-        """Handle what is due at ``now``; returns the responses that end, whose last tokens have ``version``."""
+    def work(self, now: float, version: int) -> Progress:
+        """Handle what is due at ``now``; the last tokens of what ends have ``version``."""
         self.advance(now)
-        ended = []
+        found = Progress()
         while self.running and self.running[0][0] <= self.done + _TOLERANCE:
             _, _, response = heapq.heappop(self.running)
             self.context -= self.prompt_tokens + response.length
             response.segments.append((version, response.length - response.done))
             response.done, response.ended = response.length, now
-            ended.append(response)
+            found.ended += 1
+            self._give_host(response)
         if not self.running:
             self.context = 0.0
-        while self.inbox and self.next_request <= now:
-            response, _ = self.inbox.popleft()
-            response.sent = now
-            self.waiting.append(response)
-            if self.inbox:
-                self.next_request = now + self.inbox[0][1]
+        while self.host and self.host_ready <= now:
+            response = self.host.popleft()
+            self.host_ready = now + self._host_seconds() if self.host else math.inf
+            if response.ended < 0:
+                response.sent = now
+                found.sent += 1
+                self.waiting.append(response)
+            else:
+                found.stored.append(response)
         self._admit()
-        self.load -= len(ended)
-        return ended
+        self.load -= found.ended
+        return found
+
+    def _give_host(self, response: Response) -> None:
+        self.host.append(response)
+        if len(self.host) == 1:
+            self.host_ready = self.at + self._host_seconds()
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.engine.slots:
@@ -123,12 +154,10 @@ class Replica:
             if self.engine.prefill_s:
                 self.decodes_from = max(self.at, self.decodes_from) + self.engine.prefill_s * context
 
-    def take(self, response: Response, gap: float) -> None:
-        """A request that arrives ``gap`` seconds after the one before it."""
-        if not self.inbox:
-            self.next_request = max(self.at, self.next_request) + gap
-        self.inbox.append((response, gap))
+    def take(self, response: Response) -> None:
+        """A new request."""
         self.load += 1
+        self._give_host(response)
 
     def abort(self, version: int) -> None:
         """End all running requests; they wait, in their order, to be resumed with what they have."""
@@ -144,8 +173,8 @@ class Replica:
     def resume(self, now: float) -> None:
         """Take up all requests again under new weights, at ``now``."""
         self.idle_s += now - self.at
+        self.host_ready = max(self.host_ready, now)
         self.at = self.decodes_from = now
-        self.next_request = max(self.next_request, now)
         self._admit()
 
 
@@ -165,16 +194,14 @@ class Pool:
         self.now = 0.0
         self.version = 0
         self.busy_s = 0.0
-        self.in_flight = 0
+        self.in_flight = self.unstored = 0
         self.on_end = on_end
-        self._store_s = engine.store_s
-        self._stored: deque[Response] = deque()  # ended, not in the queue yet, in the order of their ends
         self._events: list[tuple[float, int, int]] = []  # time, replica, its stamp then
         self._stamps = [0] * replicas
         self._loads = [(0, index) for index in range(replicas)]
 
-    def submit(self, responses: Iterable[Response], pace: float = 1.0) -> None:
-        """Ask for responses, each of the replica with the fewest requests; ``pace`` multiplies the time per request."""
+    def submit(self, responses: Iterable[Response]) -> None:
+        """Ask for responses, each of the replica with the fewest requests."""
         touched = set()
         for response in responses:
             index = self._least_loaded()
@@ -182,9 +209,9 @@ class Pool:
             if index not in touched:
                 replica.advance(self.now)
                 touched.add(index)
-            replica.take(response, replica.engine.request_s * pace)
+            replica.take(response)
             heapq.heappush(self._loads, (replica.load, index))
-            self.in_flight += 1
+            self.unstored += 1
         for index in sorted(touched):
             self._schedule(index)
 
@@ -200,33 +227,34 @@ class Pool:
         if when < math.inf:
             heapq.heappush(self._events, (when, index, self._stamps[index]))
 
-    def _next_replica(self) -> float:
+    def next_event(self) -> float:
+        """When the rollout's state changes next; infinity if it does not."""
         while self._events and self._events[0][2] != self._stamps[self._events[0][1]]:
             heapq.heappop(self._events)
         return self._events[0][0] if self._events else math.inf
 
-    def next_event(self) -> float:
-        """When the rollout's state changes next; infinity if it does not."""
-        stored = self._stored[0].ended + self._store_s if self._stored else math.inf
-        return min(stored, self._next_replica())
-
     def advance(self, until: float) -> None:
         """Let the rollout work until ``until``."""
         while (when := self.next_event()) <= until:
-            if self._stored and self._stored[0].ended + self._store_s <= when:
-                self._tick(when)
-                self.on_end(self._stored.popleft())
-                continue
             _, index, _ = heapq.heappop(self._events)
             self._tick(when)
             replica = self.replicas[index]
-            ended = replica.work(when, self.version)
+            found = replica.work(when, self.version)
             self._schedule(index)
-            if ended:
+            self.in_flight += found.sent - found.ended
+            if found.ended:
                 heapq.heappush(self._loads, (replica.load, index))
-                self.in_flight -= len(ended)
-                self._stored.extend(ended)
+            self.unstored -= len(found.stored)
+            for response in found.stored:
+                self.on_end(response)
         self._tick(until)
+
+    def set_slow(self, factor: float) -> None:
+        """Everything takes ``factor`` times as long from now on."""
+        for index, replica in enumerate(self.replicas):
+            replica.advance(self.now)
+            replica.set_slow(factor)
+            self._schedule(index)
 
     def _tick(self, now: float) -> None:
         self.busy_s += (now - self.now) if self.in_flight else 0.0

@@ -55,9 +55,11 @@ class Engine:
         slots: sequences that run at once; further requests wait, first come, first served.
         iteration_s, per_sequence_s, per_context_s: seconds, as above.
         prefill_s: seconds per token of a prompt, or of a response that is resumed; nothing is decoded meanwhile.
-        request_s: seconds between two requests that reach the replica (the host's work per request).
-        noise: standard deviation of the logarithm of a factor on ``request_s``, drawn once per submission.
-        store_s: seconds from the end of a response until the queue has it (reward, storing).
+        request_s: work of the host until a request reaches the replica, in seconds.
+        store_s: work of the host from the end of a response until the queue has it (reward, storing), in seconds. The
+            host of a replica does one thing at a time, in the order in which it comes up: what is to be stored waits
+            behind the requests that were made before, as in the event loop of an agent loop worker.
+        noise: standard deviation of the logarithm of a factor on the host's work, drawn once per submission.
     """
 
     slots: int
@@ -66,8 +68,8 @@ class Engine:
     per_context_s: float = 0.0
     prefill_s: float = 0.0
     request_s: float = 0.0
-    noise: float = 0.0
     store_s: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Scenario:
         other_s: seconds between a weight sync and the next global step (metrics, logging).
         poll_s: seconds between two looks of the sampler at the queue.
         queue: memory of a response.
+        trainer_slowed, rollout_slowed: by what factor a side is slower while both work; 1 unless they share a machine.
     """
 
     replicas: int
@@ -127,3 +130,5 @@ class Scenario:
     other_s: float = 0.0
     poll_s: float = 0.05
     queue: QueueBytes = QueueBytes()
+    trainer_slowed: float = 1.0
+    rollout_slowed: float = 1.0

@@ -62,7 +62,7 @@ class Settings(BaseModel):
         rollout_share: of the GPUs; the rest train.
         lengths, length_typical, length_shape, length_within: :class:`benchmarks.simulate.scenario.Lengths`.
         gpus_per_replica, slots: of a rollout replica.
-        iteration_ms, per_sequence_us, per_context_ns, prefill_us, request_ms: :class:`~.scenario.Engine`.
+        iteration_ms, per_sequence_us, per_context_ns, prefill_us, request_ms, store_ms: :class:`~.scenario.Engine`.
         train_us: microseconds of one GPU per token that is trained on; ``train_fixed_s`` comes to it per step.
         sync_s, other_s, poll_s: :class:`~.scenario.Scenario`.
     """
@@ -90,6 +90,7 @@ class Settings(BaseModel):
     per_context_ns: Time = 30.0
     prefill_us: Time = 16.0
     request_ms: Time = 5.0
+    store_ms: Time = 5.0
     train_us: Time = 142.0
     train_fixed_s: Time = 5.0
     train_noise: Time = 0.0
@@ -157,6 +158,7 @@ class Settings(BaseModel):
             per_context_s=self.per_context_ns * 1e-9,
             prefill_s=self.prefill_us * 1e-6,
             request_s=self.request_ms * 1e-3,
+            store_s=self.store_ms * 1e-3,
         )
         return Scenario(
             replicas=cell.gpus // self.gpus_per_replica if shared else rollout,

@@ -13,6 +13,8 @@ from benchmarks.simulate.scenario import Scenario
 from sat_verl.batch_record import TRAIN, prompt_of
 from sat_verl.lag import LagSchedule, token_ages
 
+_ROUNDING_S = 1e-9
+
 
 class _Memory:
     """Bytes in the queue: now, most, and their integral over time since the last :meth:`take`."""
@@ -66,13 +68,13 @@ class SimulatedRun:
         scenario, first = self.scenario, self._next_prompt
         lengths = scenario.lengths.draw(self._lengths, count, scenario.responses)
         self._next_prompt += count
-        for prompt, row in enumerate(lengths.tolist(), first):
-            self.prompts[prompt] = [Response(prompt, length) for length in row]
-            self._left[prompt] = scenario.responses
-        new = range(first, first + count)
-        self.buffer.submitted(new, self.global_step)
         pace = float(np.exp(scenario.engine.noise * self._noise.standard_normal())) if scenario.engine.noise else 1.0
-        self.pool.submit((response for prompt in new for response in self.prompts[prompt]), pace)
+        new = range(first, first + count)
+        for prompt, row in zip(new, lengths.tolist(), strict=True):
+            self.prompts[prompt] = [Response(prompt, length, pace=pace) for length in row]
+            self._left[prompt] = scenario.responses
+        self.buffer.submitted(new, self.global_step)
+        self.pool.submit(response for prompt in new for response in self.prompts[prompt])
         return count
 
     def _ended(self, response: Response) -> None:
@@ -127,9 +129,22 @@ class SimulatedRun:
         trained = self.scenario.queue.trained_token * tokens
         self.memory.add(self.pool.now, trained)
         total = tokens + self.scenario.prompt_tokens * len(responses)
-        self.pool.advance(self.pool.now + self.scenario.training.seconds(total, self._noise))
+        self._train(self.scenario.training.seconds(total, self._noise))
         held = trained + sum(map(self._bytes, responses))
         return row | {"wait_s": sampled - begin, "train_s": self.pool.now - sampled, "tokens": tokens, "held": held}
+
+    def _train(self, seconds: float) -> None:
+        """Let ``seconds`` of the trainer's work pass, which take longer where the rollout is in its way."""
+        scenario, pool = self.scenario, self.pool
+        if scenario.trainer_slowed == scenario.rollout_slowed == 1.0:
+            pool.advance(pool.now + seconds)
+            return
+        pool.set_slow(scenario.rollout_slowed)
+        while seconds > _ROUNDING_S:
+            factor, begin = scenario.trainer_slowed if pool.unstored else 1.0, pool.now
+            pool.advance(min(begin + seconds * factor, pool.next_event()))
+            seconds -= (pool.now - begin) / factor
+        pool.set_slow(1.0)
 
     def _record(self, step: int, responses: list[Response]) -> dict[str, Any]:
         syncs: Counter[int] = Counter()

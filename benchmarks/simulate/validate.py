@@ -89,16 +89,17 @@ def table(run: MeasuredRun, source: str, found: Fit, result: dict[str, Any]) -> 
     engine = found.scenario.engine
     times = (
         f"{engine.request_s * 1e3:.1f} ms per request",
-        f"{engine.store_s:.2f} s to store a response",
+        f"{engine.store_s * 1e3:.1f} ms to store a response",
         f"{found.scenario.training.fixed_s:.2f} s per optimizer step",
         f"{found.scenario.sync_s:.2f} s per sync",
+        f"while both work {found.scenario.trainer_slowed:.2f} and {found.scenario.rollout_slowed:.2f} times slower",
     )
-    bound = "" if found.identified else "; the trainer never waited: the time per request is but an upper bound"
+    bound = "" if found.identified else "; the trainer never waited: the host's times are but upper bounds"
     out.caption = ", ".join(times) + bound
     return out
 
 
-def _options(words: Sequence[str]) -> tuple[list[Path], Path | None, list[int], Path | None]:
+def _options(words: Sequence[str]) -> tuple[list[Path], list[Path], list[int], Path | None]:
     folders = [Path(word) for word in words if "=" not in word]
     options = dict(word.split("=", 1) for word in words if "=" in word)
     unknown = sorted(set(options) - {"fit", "seeds", "out"})
@@ -112,24 +113,36 @@ def _options(words: Sequence[str]) -> tuple[list[Path], Path | None, list[int], 
         seeds = []
     if not seeds:
         raise ConfigError("seeds", options["seeds"], "it must be a number or a list of numbers", "set seeds=8")
-    fit_to = Path(options["fit"]) if "fit" in options else None
+    fit_to = [Path(word) for word in arguments.split_items(options.get("fit", ""))]
+    if len(fit_to) > 2:
+        raise ConfigError("fit", options["fit"], "it is one run, or a synchronous one and another", "name two runs")
     return folders, fit_to, seeds, Path(options["out"]) if "out" in options else None
+
+
+def _fit(runs: Sequence[MeasuredRun], seeds: Sequence[int]) -> Fit:
+    if len(runs) == 2 and (runs[0].schedule.steps or not runs[1].schedule.steps):
+        raise ConfigError(
+            "fit", ",".join(run.name for run in runs), "how far the sides slow each other down shows between a "
+            "synchronous run and one that is not", "name them in this order",
+        )  # fmt: skip
+    found = fitting.fit(runs[0], slice(None), seeds)
+    return fitting.with_contention(found, runs[1], seeds) if len(runs) == 2 else found
 
 
 def main(words: Sequence[str], command: list[str], console: Console) -> int:
     """Compare every run; returns 0, whether or not they agree: that is a finding."""
     folders, fit_to, seeds, out = _options(words)
-    other = read(fit_to, 2) if fit_to else None
-    shared = fitting.fit(other, slice(None), seeds[:2]) if other else None
+    others = [read(folder, 2) for folder in fit_to]
+    shared = _fit(others, seeds[:2]) if others else None
+    source = " and ".join(one.name for one in others) or "its first half"
     results = []
     for folder in folders:
-        run = read(folder, 2 if other else 4)
+        run = read(folder, 2 if others else 4)
         first, rest = (slice(0, 0), slice(None)) if shared else fitting.halves(run)
         found = shared or fitting.fit(run, first, seeds[:2])
         scenario = fitting.transferred(found, run, len(run.windows[rest]))
-        basis = summary(other, slice(None)) if other else summary(run, first)
+        basis = summary(others[-1], slice(None)) if others else summary(run, first)
         result = compare(scenario, run, rest, seeds) | {"fitted_to_measured": basis}
-        source = other.name if other else "its first half"
         console.print(table(run, source, found, result))
         results.append(
             {
