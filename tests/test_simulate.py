@@ -89,14 +89,15 @@ def test_decoding_takes_what_the_formula_says():
     """b sequences of L tokens after prompts of P: L (a + c b + k b P) + k b L**2 / 2."""
     engine = Engine(slots=8, iteration_s=0.01, per_sequence_s=0.002, per_context_s=1e-5)
     times, pool = ends(engine, [50, 50, 50])
-    assert set(times.values()) == {pytest.approx(50 * (0.01 + 0.006 + 3e-4) + 3e-5 * 50**2 / 2)}
+    expected = 50 * (0.01 + 0.006 + 3e-4) + 3e-5 * 50**2 / 2
+    assert list(times.values()) == pytest.approx([expected] * 3)
     assert pool.totals()["tokens"] == pytest.approx(150)
 
 
 def test_a_short_response_leaves_the_rest_faster():
     engine = Engine(slots=2, iteration_s=0.0, per_sequence_s=0.01)
     times, _ = ends(engine, [10, 30])
-    assert times == {0: pytest.approx(0.2), 1: pytest.approx(0.4)}
+    assert list(times.values()) == pytest.approx([0.2, 0.4])
 
 
 def test_requests_wait_for_slots_and_the_host_first_come_first_served():
@@ -212,7 +213,7 @@ def test_every_sample_is_trained_on_once(schedule, strategy):
     assert run.memory.bytes <= stored
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["broadcast", "constant"]), st.integers(0, 4), st.integers(0, 99), st.integers(1, 3),
     st.floats(0, 3),
@@ -228,7 +229,7 @@ def test_an_exact_schedule_has_the_ages_that_it_promises(kind, steps, seed, repl
     assert found["mixed_responses"] == 0
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["wait", "drop"]), st.integers(1, 4), st.integers(0, 99), st.floats(0, 3))
 def test_a_bounded_schedule_keeps_its_bound(strategy, steps, seed, training):
     schedule = LagSchedule("bounded", steps)
@@ -319,7 +320,7 @@ def test_the_order_is_that_of_the_real_sampler(schedule, strategy, monkeypatch):
 # --- monotone
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([("broadcast", 0), ("broadcast", 2), ("constant", 2)]), st.integers(0, 9), st.floats(0.1, 5))
 def test_more_work_is_never_faster(policy, seed, more):
     schedule = LagSchedule(*policy)
@@ -336,7 +337,7 @@ def test_more_work_is_never_faster(policy, seed, more):
     assert end(engine=Engine(50, 0.01)) <= base + slack, "room for more sequences"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_lag_hides_generation_and_costs_memory(seed):
     def found(kind, steps):
         schedule = LagSchedule(kind, steps)
@@ -470,7 +471,7 @@ def test_cells_are_there_once():
         ("schedules=weekly", "there is no schedule weekly"),
         ("steps=36", "broadcast 8 syncs every 8 steps"),
         ("steps=8", "nothing of .* is left to measure"),
-        ("gpus=[2,8]", "leaves none to one side"),
+        ("gpus=[2,8,64]", "leaves none to one side"),
         ("prompts_per_step=[1,2]", "give one number, or one for each"),
         ("lags=[1,1]", "1 is there twice"),
     ],
@@ -482,7 +483,7 @@ def test_bad_words_are_refused(word, said):
 
 def test_the_command_writes_its_files(tmp_path, capsys):
     words = [
-        f"out={tmp_path / 'o'}", "gpus=[8,16]", "prompts_per_step=2", "lags=[0,1,2]", "seeds=1", "steps=8",
+        f"out={tmp_path / 'o'}", "gpus=8", "prompts_per_step=2", "lags=[0,1,2]", "seeds=1", "steps=8",
         "responses_per_prompt=2",
     ]  # fmt: skip
     assert command.main(words) == 0
@@ -493,7 +494,7 @@ def test_the_command_writes_its_files(tmp_path, capsys):
     assert str(tmp_path) not in json.dumps(content)
     written = {path.name for path in (tmp_path / "o").iterdir()}
     assert written >= {"cells.parquet", "table.md", "ages.png", "throughput.png", "gpu_idle.png"}
-    assert "18/18" in capsys.readouterr().out
+    assert "9/9" in capsys.readouterr().out
     assert command.main(["out=x", "gpus=1"]) == 2
     assert command.main(["validate", str(tmp_path)]) == 2
 

@@ -40,22 +40,27 @@ def one(settings: Settings, cell: Cell) -> dict[str, Any]:
 
 
 def run(settings: Settings, command: list[str], console: Console) -> int:
-    """All cells; ``simulate.json``, ``cells.parquet``, ``table.md`` and plots in the folder ``out``."""
+    """All cells; ``simulate.json``, ``cells.parquet``, ``table.md`` and plots in the folder ``out``.
+
+    Interrupted, it writes the cells that it has.
+    """
     settings.out.mkdir(parents=True, exist_ok=True)
-    cells, results = settings.cells(), []
-    begin, done = time.monotonic(), 0
+    cells = settings.cells()
     work = {cell: settings.scenario(cell).prompts * settings.steps for cell in cells}
-    total = sum(work.values())
-    for index, cell in enumerate(cells, 1):
-        results.append(one(settings, cell))
-        done += work[cell]
-        left = timedelta(seconds=round((time.monotonic() - begin) / done * (total - done)))
-        text = f"{results[-1]['samples_per_s']:.2f} samples/s, {results[-1]['gpu_idle']:.0%} of GPU time idle"
-        console.print(
-            f"{index}/{len(cells)} {cell.gpus} GPUs, {cell.name}, seed {cell.seed}: {text}; {left} left",
-            highlight=False,
-            soft_wrap=True,
-        )
+    results: list[dict[str, Any]] = []
+    begin, done, interrupted = time.monotonic(), 0, False
+    try:
+        for index, cell in enumerate(cells, 1):
+            results.append(one(settings, cell))
+            done += work[cell]
+            left = timedelta(seconds=round((time.monotonic() - begin) / done * (sum(work.values()) - done)))
+            text = f"{results[-1]['samples_per_s']:.2f} samples/s, {results[-1]['gpu_idle']:.0%} of GPU time idle"
+            line = f"{index}/{len(cells)} {cell.gpus} GPUs, {cell.name}, seed {cell.seed}: {text}; {left} left"
+            console.print(line, highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not results:
+            raise
     rows = report.over_seeds(results)
     text = report.markdown(rows)
     (settings.out / "table.md").write_text(text)
@@ -64,14 +69,15 @@ def run(settings: Settings, command: list[str], console: Console) -> int:
     pd.DataFrame([a | b for a, b in zip(flat, ages, strict=True)]).to_parquet(settings.out / "cells.parquet")
     report.draw(rows, settings.out)
     content = {
+        "complete": not interrupted,
         "settings": settings.model_dump(mode="json", exclude={"out"}),
-        "scenarios": {
-            str(cell.gpus): asdict(settings.scenario(cell)) for cell in cells if cell.schedule != "colocated"
-        },
+        "scenarios": {str(cell.gpus): asdict(settings.scenario(cell)) for cell in cells if cell.name != "colocated"},
         "results": rows,
         "cells": results,
         "provenance": provenance.collect(command),
     }
     (settings.out / "simulate.json").write_text(json.dumps(content, indent=1) + "\n")
     console.print(text, highlight=False, soft_wrap=True)
+    if interrupted:
+        return 130
     return 0 if all(row["kept"] for row in rows) else 1

@@ -37,8 +37,9 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         trainer does not train, and its parts ``wait`` (for samples), ``drain``, ``sync`` and ``other``;
         ``rollout_idle``, the share of time in which a replica has no sequence, mean over the replicas, and
         ``slots_used``, the mean share of slots with one; ``rollout_quiet``, the share of time without any request in
-        flight; ``tokens_per_s`` generated; ``wasted``, the share of those that was dropped; ``ages``, ``mean_age``,
-        ``mixed``; means over responses ``in_flight_s`` and ``in_queue_s``; ``queue_peak_gb`` and ``queue_mean_gb``.
+        flight; ``mean_length`` of what is trained on, in tokens; ``tokens_per_s`` generated; ``wasted``, the share of
+        those that was dropped; ``ages``, ``mean_age``, ``mixed``; means over responses ``in_flight_s`` and
+        ``in_queue_s``; ``queue_peak_gb`` and ``queue_mean_gb``; ``outstanding_prompts`` after a weight sync.
     """
     before, rows = parts[0][-1], [row for part in parts[1:] for row in part]
     ends = [part[-1] for part in parts[1:]]
@@ -66,6 +67,7 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         "rollout_idle": grown("pool_idle_s") / span / replicas,
         "rollout_quiet": 1 - grown("pool_busy_s") / span,
         "slots_used": grown("pool_slot_s") / span / replicas / slots,
+        "mean_length": sum(row["tokens"] for row in rows) / responses,
         "tokens_per_s": grown("pool_tokens") / span,
         "wasted": grown("dropped_tokens") / max(grown("pool_tokens"), 1),
         "ages": shares(ages),

@@ -24,6 +24,7 @@ TABLE = (
     ("rollout idle", "rollout_idle", "{:.0%}"),
     ("slots used", "slots_used", "{:.0%}"),
     ("wasted", "wasted", "{:.1%}"),
+    ("mean length", "mean_length", "{:.0f}"),
     ("mean age", "mean_age", "{:.2f}"),
     ("oldest", "oldest", "{:.0f}"),
     ("mixed", "mixed", "{:.0%}"),
@@ -84,9 +85,9 @@ def _by_lag(rows: Sequence[dict[str, Any]], key: str, ylabel: str, path: Path) -
         lag_one = [row for row in here if row["lag_steps"] == 1 and row["schedule"] in ("broadcast", "constant")]
         for name in dict.fromkeys(row["schedule"] for row in here):
             if name == "colocated":
-                axes.axhline(
-                    next(row[key] for row in here if row["schedule"] == name), color="gray", ls=":", label=name
-                )
+                value = next(row[key] for row in here if row["schedule"] == name)
+                if value is not None:
+                    axes.axhline(value, color="gray", ls=":", label=name)
                 continue
             shared = lag_one if name in ("broadcast", "constant") else []
             own = [row for row in here if row["schedule"] == name and row["lag_steps"]]
