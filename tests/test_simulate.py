@@ -1,7 +1,7 @@
 """The simulator against closed forms, against the real sampler over verl's own bookkeeping, and against itself."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -355,7 +355,7 @@ def test_lag_hides_generation_and_costs_memory(seed):
 # --- real runs: here one whose records the simulator has written
 
 
-def recorded(folder, scenario, schedule, strategy=None):
+def recorded(folder, scenario, schedule, strategy=None, validates=True):
     """The records that a run of this kind would leave, as far as they are read."""
     _, rows = simulated(scenario, schedule, strategy)
     folder.mkdir()
@@ -367,6 +367,8 @@ def recorded(folder, scenario, schedule, strategy=None):
             samples.append({key: row[key] for key in (
                 "step", "global_step", "tokens_by_age", "responses", "in_flight_s", "in_queue_s"
             )})  # fmt: skip
+            if not validates:
+                samples[-1]["generated_between"] = [time + clock for time in row["generated_between"]]
             metrics.append({
                 "step": row["step"], "global_step": row["global_step"], "time": clock + last["end"],
                 "response_length/tokens": row["tokens"],
@@ -379,7 +381,7 @@ def recorded(folder, scenario, schedule, strategy=None):
             "timing_s/update_weights": last["sync_s"],
             "timing_s/step": busy + last["drain_seconds"] + last["sync_s"],
         }
-        if last["global_step"] == 5:  # a validation, which is not the training's time
+        if validates and last["global_step"] == 5:  # a validation, which is not the training's time
             metrics[-1] |= {"timing_s/testing": 40.0, "time": metrics[-1]["time"] + 40.0}
             clock += 40.0
     for name, content in (("metrics.jsonl", metrics), ("samples.jsonl", samples)):
@@ -435,6 +437,31 @@ def test_a_measured_window_adds_up(tmp_path):
         assert part.wall == pytest.approx(part.wait + part.train + part.drain + part.sync + part.other)
         assert part.other == pytest.approx(HOST.other_s)
     assert sum(run.after_validation) == 1
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("broadcast", 0), ("broadcast", 1), ("bounded", 3)])
+def test_how_long_the_rollout_was_quiet_is_read_from_the_times_of_generation(tmp_path, kind, steps):
+    schedule = LagSchedule(kind, steps)
+    run = read(recorded(tmp_path / "run", HOST, schedule, None if schedule.exact else "wait", validates=False), 2)
+    _, rows = simulated(HOST, schedule, None if schedule.exact else "wait")
+    seen = fit.summary(run, slice(0, 4))
+    expected = steady(windows(rows)[warm_windows(schedule) - 1 :][:5], 1, 10**9)
+    assert seen["rollout_quiet"] == pytest.approx(expected["rollout_quiet"], abs=0.02)
+    assert not seen["rollout_quiet_is_bound"]
+    assert seen["step_s"] == pytest.approx(expected["step_s"])
+    assert seen["trainer_idle"] == pytest.approx(expected["trainer_idle"])
+
+
+def test_a_step_records_when_its_responses_were_in_flight():
+    from sat_verl.batch_record import BatchRecord
+
+    record = BatchRecord(
+        keys=["0000000000_0_0", "0000000001_0_0"], data_rows=[0, 1], data=None, rewards=np.zeros(2),
+        tokens=np.ones(2), ages=np.zeros((2, 2)), row_ages=[Counter(), Counter()], in_flight=np.array([3.0, 1.0]),
+        in_queue=np.ones(2), started=np.array([10.0, 14.0]),
+    )  # fmt: skip
+    assert record.sample_row(0, 0, 0)["generated_between"] == [10.0, 15.0]
+    assert record.without(np.array([False, True])).sample_row(0, 0, 0)["generated_between"] == [10.0, 13.0]
 
 
 def test_a_run_that_is_none_or_too_short_is_refused(tmp_path):
@@ -497,6 +524,20 @@ def test_the_command_writes_its_files(tmp_path, capsys):
     assert "9/9" in capsys.readouterr().out
     assert command.main(["out=x", "gpus=1"]) == 2
     assert command.main(["validate", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("out=/a/b/c", "out=c"),
+        ("fit=[/a/b,/c/d/]", "fit=[b,d]"),
+        ("/a/run", "run"),
+        ("runs/run", "runs/run"),
+        ("out=runs/x", "out=runs/x"),
+    ],
+)
+def test_the_recorded_command_names_no_place_of_this_machine(word, kept):
+    assert command._portable(word) == kept
 
 
 def test_steady_counts_from_the_end_of_its_first_window():

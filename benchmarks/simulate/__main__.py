@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,13 +20,12 @@ run of recipes.train and compares what it says of the other half with what was m
 
 
 def _portable(word: str) -> str:
-    """A word of the command line without the place of a folder on this machine."""
-    name, equals, value = word.rpartition("=")
-    return name + equals + (os.path.basename(value.rstrip("/")) if os.path.isabs(value) else value)
+    """A word of the command line without the place of folders on this machine."""
+    return re.sub(r"(^|[=\[,])/(?:[^,\]]*/)?([^/,\]]+)/?", r"\1\2", word)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command line; returns the exit status: 0, 1 where a schedule was not kept, 2 for bad input, 130 on ctrl-C."""
+    """Run the command line; returns 0, 1 where a schedule was not kept, 2 for bad input, 130 on ctrl-C."""
     if set(words) & {"help", "--help", "-h"}:
         print(USAGE)
         return 0
@@ -32,6 +33,9 @@ def main(words: Sequence[str]) -> int:
 
     from recipes.errors import ConfigError
 
+    # Ended by a signal, and where a shell starts it in the background, it writes what it has, as on ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     command = [os.path.basename(sys.executable), "-m", "benchmarks.simulate", *map(_portable, words)]
     try:
         if words and words[0] == "validate":

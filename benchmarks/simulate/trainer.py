@@ -165,6 +165,7 @@ class SimulatedRun:
             "drain_seconds": 0.0,
             "in_flight_s": float(np.mean([one.ended - one.sent for one in responses])),
             "in_queue_s": float(np.mean([self.pool.now - one.ended for one in responses])),
+            "generated_between": [min(one.sent for one in responses), max(one.ended for one in responses)],
         }
 
     def _end_of_window(self, held: list[int], begin: float) -> dict[str, Any]:
