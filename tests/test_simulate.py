@@ -522,6 +522,13 @@ def test_the_command_writes_its_files(tmp_path, capsys):
     written = {path.name for path in (tmp_path / "o").iterdir()}
     assert written >= {"cells.parquet", "table.md", "ages.png", "throughput.png", "gpu_idle.png"}
     assert "9/9" in capsys.readouterr().out
+    assert command.main(words) == 0
+    again = json.loads((tmp_path / "o" / "simulate.json").read_text())
+    assert again["cells"] == content["cells"]
+    assert "9/9" not in capsys.readouterr().out, "what is done is kept"
+    settings = [parse([*words, more]) for more in ("slots=64", "slots=32", "sync_s=5")]
+    assert len({one.key(Cell("broadcast", 1, 8, 0)) for one in settings}) == 3
+    assert settings[0].key(Cell("broadcast", 1, 8, 0)) == parse(words).key(Cell("broadcast", 1, 8, 0))
     assert command.main(["out=x", "gpus=1"]) == 2
     assert command.main(["validate", str(tmp_path)]) == 2
 

@@ -16,6 +16,7 @@ from benchmarks.simulate.measures import measure
 from benchmarks.simulate.settings import Cell, Settings
 from benchmarks.simulate.trainer import SimulatedRun
 from recipes import provenance
+from sat_verl.records import read_rows
 
 
 def one(settings: Settings, cell: Cell) -> dict[str, Any]:
@@ -42,16 +43,26 @@ def one(settings: Settings, cell: Cell) -> dict[str, Any]:
 def run(settings: Settings, command: list[str], console: Console) -> int:
     """All cells; ``simulate.json``, ``cells.parquet``, ``table.md`` and plots in the folder ``out``.
 
-    Interrupted, it writes the cells that it has.
+    Cells that ``cells.jsonl`` has already are kept, each with the commit that it was simulated with. Interrupted, it
+    writes what it has.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
     cells = settings.cells()
-    work = {cell: settings.scenario(cell).prompts * settings.steps for cell in cells}
+    store = settings.out / "cells.jsonl"
+    kept = {row.pop("key"): row for row in read_rows(store)}
+    work = {cell: settings.scenario(cell).prompts for cell in cells if settings.key(cell) not in kept}
+    commit = provenance.commit()["commit"]
     results: list[dict[str, Any]] = []
     begin, done, interrupted = time.monotonic(), 0, False
     try:
         for index, cell in enumerate(cells, 1):
-            results.append(one(settings, cell))
+            key = settings.key(cell)
+            if key in kept:
+                results.append(kept[key])
+                continue
+            results.append(one(settings, cell) | {"commit": commit})
+            with open(store, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key} | results[-1]) + "\n")
             done += work[cell]
             left = timedelta(seconds=round((time.monotonic() - begin) / done * (sum(work.values()) - done)))
             text = f"{results[-1]['samples_per_s']:.2f} samples/s, {results[-1]['gpu_idle']:.0%} of GPU time idle"

@@ -78,12 +78,16 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 def _by_lag(rows: Sequence[dict[str, Any]], key: str, ylabel: str, path: Path) -> None:
     """A measure against the lag, one panel per number of GPUs, one line per schedule."""
     sizes = sorted({row["gpus"] for row in rows})
+    names = dict.fromkeys(row["schedule"] for row in rows)
+    colours = {name: f"C{index}" for index, name in enumerate(names)}
     figure, panels = plt.subplots(1, len(sizes), figsize=(3.6 * len(sizes), 3.2), dpi=150, squeeze=False)
     for axes, gpus in zip(panels[0], sizes, strict=True):
         here = [row for row in rows if row["gpus"] == gpus]
         start = [row for row in here if row["name"] == "synchronous"]
         lag_one = [row for row in here if row["lag_steps"] == 1 and row["schedule"] in ("broadcast", "constant")]
-        for name in dict.fromkeys(row["schedule"] for row in here):
+        for name in dict.fromkeys(
+            row["schedule"] for row in here if row["lag_steps"] or row["schedule"] == "colocated"
+        ):
             if name == "colocated":
                 value = next(row[key] for row in here if row["schedule"] == name)
                 if value is not None:
@@ -92,12 +96,19 @@ def _by_lag(rows: Sequence[dict[str, Any]], key: str, ylabel: str, path: Path) -
             shared = lag_one if name in ("broadcast", "constant") else []
             own = [row for row in here if row["schedule"] == name and row["lag_steps"]]
             line = {row["lag_steps"]: row[key] for row in [*start, *shared, *own]}
-            axes.plot(sorted(line), [line[lag] for lag in sorted(line)], marker="o", markersize=3.5, label=name)
+            axes.plot(
+                sorted(line),
+                [line[lag] for lag in sorted(line)],
+                marker="o",
+                markersize=3.5,
+                color=colours[name],
+                label=name,
+            )
         axes.set(xlabel="lag (optimizer steps)", title=f"{gpus} GPUs")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(ylabel)
-    panels[0][-1].legend(fontsize=7)
+    panels[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

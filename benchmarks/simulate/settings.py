@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -145,6 +147,11 @@ class Settings(BaseModel):
                         kind = "sync" if lag == 0 and name != "colocated" else same
                         found.setdefault((gpus, seed, kind, lag), Cell(name, lag, gpus, seed))
         return list(found.values())
+
+    def key(self, cell: Cell) -> str:
+        """Names a cell by all that its numbers depend on, but for the code."""
+        content = json.dumps([asdict(cell), asdict(self.scenario(cell))], sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     def scenario(self, cell: Cell) -> Scenario:
         shared = cell.schedule == "colocated"

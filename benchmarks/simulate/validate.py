@@ -56,7 +56,8 @@ def compare(scenario: Any, run: MeasuredRun, chosen: slice, seeds: Sequence[int]
             entry["error"] = predicted - measured if share else (predicted / measured - 1 if measured else 0.0)
             low = name == "rollout_quiet" and seen["rollout_quiet_is_bound"]
             entry["at_least"] = low
-            entry["agrees"] = abs(entry["error"]) <= limit or (low and predicted > measured)
+            # Above a lower bound nothing is tested.
+            entry["agrees"] = None if low and predicted > measured else abs(entry["error"]) <= limit
         found["quantities"][name] = entry
     ages = {age for one in said for age in one["ages"]} | set(seen["ages"])
     mean = {age: statistics.fmean(one["ages"].get(age, 0.0) for one in said) for age in sorted(ages, key=int)}
@@ -78,7 +79,7 @@ def table(run: MeasuredRun, source: str, found: Fit, result: dict[str, Any]) -> 
             continue
         error = f"{entry['error'] * 100:+.1f} points" if share else f"{entry['error']:+.1%}"
         least = "at least " if entry["at_least"] else ""
-        mark = "" if entry["agrees"] else "DISAGREES"
+        mark = {None: "not tested", True: "", False: "DISAGREES"}[entry["agrees"]]
         out.add_row(*begin, least + form.format(entry["measured"]), error, mark)
     ages = [
         " ".join(f"{age}:{share:.1%}" for age, share in result[f"ages_{side}"].items())
