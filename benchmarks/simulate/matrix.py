@@ -50,28 +50,26 @@ def run(settings: Settings, command: list[str], console: Console) -> int:
     cells = settings.cells()
     store = settings.out / "cells.jsonl"
     kept = {row.pop("key"): row for row in read_rows(store)}
-    work = {cell: settings.scenario(cell).prompts for cell in cells if settings.key(cell) not in kept}
+    keys = {cell: settings.key(cell) for cell in cells}
+    todo = [cell for cell in cells if keys[cell] not in kept]
+    work = {cell: settings.scenario(cell).prompts for cell in todo}
     commit = provenance.commit()["commit"]
-    results: list[dict[str, Any]] = []
     begin, done, interrupted = time.monotonic(), 0, False
     try:
-        for index, cell in enumerate(cells, 1):
-            key = settings.key(cell)
-            if key in kept:
-                results.append(kept[key])
-                continue
-            results.append(one(settings, cell) | {"commit": commit})
+        for index, cell in enumerate(todo, 1):
+            row = kept[keys[cell]] = one(settings, cell) | {"commit": commit}
             with open(store, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key} | results[-1]) + "\n")
+                file.write(json.dumps({"key": keys[cell]} | row) + "\n")
             done += work[cell]
             left = timedelta(seconds=round((time.monotonic() - begin) / done * (sum(work.values()) - done)))
-            text = f"{results[-1]['samples_per_s']:.2f} samples/s, {results[-1]['gpu_idle']:.0%} of GPU time idle"
-            line = f"{index}/{len(cells)} {cell.gpus} GPUs, {cell.name}, seed {cell.seed}: {text}; {left} left"
+            text = f"{row['samples_per_s']:.2f} samples/s, {row['gpu_idle']:.0%} of GPU time idle"
+            line = f"{index}/{len(todo)} {cell.gpus} GPUs, {cell.name}, seed {cell.seed}: {text}; {left} left"
             console.print(line, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         interrupted = True
-        if not results:
-            raise
+    results = [kept[key] for key in keys.values() if key in kept]
+    if not results:
+        raise KeyboardInterrupt
     rows = report.over_seeds(results)
     text = report.markdown(rows)
     (settings.out / "table.md").write_text(text)
