@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from recipes.errors import ConfigError
 from recipes.tasks.artifacts import MANIFEST, key_digest, publish, read_intact
 
 if TYPE_CHECKING:
-    from eval.schema import Benchmark
+    from eval.schema import Benchmark, Problem
 
 # Part of the cache key: raise it when a change here changes the rows.
 ROWS_VERSION = 1
@@ -36,20 +37,26 @@ def load(cfg: DictConfig) -> Benchmark:
         raise ConfigError(f"benchmark_data.{error.setting}", error.value, error.problem, error.fix) from None
 
 
-def rows(benchmark: Benchmark) -> list[dict[str, Any]]:
-    """A benchmark in verl's schema; what the user turn says is what ``python -m eval`` asks."""
+def rows(problems: Sequence[Problem], prompt: str, split: str) -> list[dict[str, Any]]:
+    """Problems in verl's schema; what the user turn says is what ``python -m eval`` asks.
+
+    Args:
+        problems: in their order.
+        prompt: template of the user turn, with ``{statement}``.
+        split: ``train`` or ``test``.
+    """
     from eval.benchmarks.columns import ground_truth
     from eval.prompts import conversation
 
     return [
         {
             "data_source": problem.data_source,
-            "prompt": conversation(problem.statement, benchmark.prompt, None),
+            "prompt": conversation(problem.statement, prompt, None),
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": ground_truth(problem.gold)},
-            "extra_info": {"split": "test", "index": index, "problem": problem.id},
+            "extra_info": {"split": split, "index": index, "problem": problem.id},
         }
-        for index, problem in enumerate(benchmark.problems)
+        for index, problem in enumerate(problems)
     ]
 
 
@@ -78,7 +85,9 @@ def write(benchmark: Benchmark, out_dir: Path) -> Path:
     folder = out_dir / f"benchmark-{name}-{key_digest(key | origin)}"
 
     def fill(staged: Path) -> dict[str, Any]:
-        pd.DataFrame(rows(benchmark)).to_parquet(staged / "test.parquet", index=False)
+        pd.DataFrame(rows(benchmark.problems, benchmark.prompt, "test")).to_parquet(
+            staged / "test.parquet", index=False
+        )
         return origin
 
     if read_intact(folder, key) is None:

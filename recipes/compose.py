@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from recipes.errors import ConfigError
 from recipes.resume import own_overrides
 
 CONFIG_NAME = "train"
-GROUPS = ("algorithm", "backend", "correction", "lag", "model", "task")
+GROUPS = ("algorithm", "backend", "correction", "lag", "model", "recipe", "task")
+CONFIG_RESOLVER = "verl_config"
 _LAG = re.compile(r"(broadcast|constant|bounded)?(\d+)")
 
 
@@ -52,6 +54,17 @@ TRAIN = Source("recipes.config", CONFIG_NAME, GROUPS, Path(__file__).parent / "c
 def choices(group: str) -> list[str]:
     """Names of the presets of a config group of the recipes."""
     return TRAIN.choices(group)
+
+
+def verl_config() -> str:
+    """Where Hydra finds verl's config files: their folder, since ``pkg://`` imports verl, which takes seconds."""
+    spec = importlib.util.find_spec("verl")
+    folders = [Path(one) / "trainer" / "config" for one in (spec and spec.submodule_search_locations) or ()]
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    return f"file://{found}" if found else "pkg://verl.trainer.config"
+
+
+OmegaConf.register_new_resolver(CONFIG_RESOLVER, verl_config, replace=True)
 
 
 def expand_short_forms(arguments: Sequence[str]) -> list[str]:

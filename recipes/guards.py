@@ -6,24 +6,27 @@ raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all, with t
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowInvalid, parquet
 
-from recipes import benchmark, megatron, ratio_guards
+from recipes import benchmark, divisibility, megatron, ratio_guards, trackers
+from recipes.derive import SPARE_POSITIONS
 from recipes.errors import ConfigError
-from recipes.models.limits import MAX_POSITIONS
+from recipes.models.published import describe
+from recipes.upstream import upstream
 from sat_verl.cpu.placement import usable_cores
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
+
+__all__ = ["check", "check_config", "upstream"]
+
+PLAN_FILE = "plan.json"
+"""Of a dry run, in the folder of the run that it plans."""
 
 PARQUET_COLUMNS = ("prompt", "data_source", "reward_model")
 """Columns that verl's data set and reward loop read."""
@@ -34,16 +37,21 @@ def support(cfg: DictConfig) -> None:
     only: dict[str, tuple[object, ...]] = {
         "trainer.use_v1": (True,),
         "trainer.v1.trainer_mode": ("sat_async",),
-        "actor_rollout_ref.rollout.name": ("vllm",),
+        "actor_rollout_ref.rollout.name": ("vllm", "sglang"),
         "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp", "megatron"),
     }
+    one_node: dict[str, tuple[object, ...]] = {"trainer.nnodes": (1,), "actor_rollout_ref.rollout.nnodes": (1,)}
     if cfg.backend.name == "cpu":
-        only |= {"trainer.nnodes": (1,), "actor_rollout_ref.rollout.nnodes": (1,), "trainer.device": ("cpu",)}
+        only |= {**one_node, "trainer.device": ("cpu",), "actor_rollout_ref.rollout.name": ("vllm",)}
+    elif cfg.backend.shared_gpu:
+        only |= {**one_node, "trainer_ranks": (1,), "actor_rollout_ref.rollout.n_gpus_per_node": (1,)}
     for key, allowed in only.items():
         value = OmegaConf.select(cfg, key)
         if value not in allowed:
             names = " or ".join(map(str, allowed))
-            raise ConfigError(key, value, f"the recipes run {names} only", f"leave it at {allowed[0]}")
+            raise ConfigError(
+                key, value, f"backend={cfg.choices.backend} runs {names} only", f"leave it at {allowed[0]}"
+            )
     if (cfg.algorithm.adv_estimator == "gae") != bool(cfg.critic.enable):
         what = "needs a critic" if cfg.algorithm.adv_estimator == "gae" else "would not use the critic"
         raise ConfigError("algorithm.adv_estimator", cfg.algorithm.adv_estimator, f"it {what}", "use algorithm=ppo")
@@ -92,11 +100,12 @@ def sizes(cfg: DictConfig) -> None:
 
 def _lengths(cfg: DictConfig) -> None:
     rollout, length = cfg.actor_rollout_ref.rollout, cfg.data.max_prompt_length + cfg.data.max_response_length
-    if rollout.max_model_len < length:
+    needed = length + SPARE_POSITIONS.get(rollout.name, 0)
+    if rollout.max_model_len < needed:
         raise ConfigError(
             "actor_rollout_ref.rollout.max_model_len",
             rollout.max_model_len,
-            f"prompt and response may take {length} tokens",
+            f"prompt and response may take {length} tokens, for which {rollout.name} needs {needed}",
             "leave it out: it is derived",
         )
     for ours, theirs in (("max_prompt_length", "prompt_length"), ("max_response_length", "response_length")):
@@ -159,30 +168,36 @@ def _parquet(key: str, path: Path) -> None:
 
 
 def model(cfg: DictConfig) -> None:
-    """What the model's own config rules out (a local folder or a tiny model; a hub id is checked when it is loaded)."""
-    folder = Path(str(cfg.model.path)).expanduser() if cfg.model.name == "hf" else None
-    if folder is not None and not (folder / "config.json").is_file():
+    """What the model's own config rules out (of a model that nothing is known of yet: when it is loaded)."""
+    found = describe(cfg)
+    if found is None:
         return
-    described = (
-        json.loads((folder / "config.json").read_text()) if folder else {"max_position_embeddings": MAX_POSITIONS}
-    )
+    described = found.numbers
     length = cfg.data.max_prompt_length + cfg.data.max_response_length
+    rollout = cfg.actor_rollout_ref.rollout
+    spare = SPARE_POSITIONS.get(rollout.name, 0)
     positions = described.get("max_position_embeddings")
-    if positions and length > positions:
+    if positions and length + spare > positions:
+        more = f" and {rollout.name} needs {spare} more" if spare else ""
         raise ConfigError(
             "data.max_response_length",
             cfg.data.max_response_length,
-            f"prompt and response may take {length} tokens, the model has {positions} positions",
-            f"keep data.max_prompt_length + data.max_response_length within {positions}",
+            f"prompt and response may take {length} tokens{more}, the model has {positions} positions",
+            f"keep data.max_prompt_length + data.max_response_length within {positions - spare}",
         )
+    if positions and rollout.max_model_len > positions:
+        key = "actor_rollout_ref.rollout.max_model_len"
+        problem = f"the model has {positions} positions"
+        raise ConfigError(key, rollout.max_model_len, problem, "leave it out: it is derived")
     heads = described.get("num_attention_heads")
     head_dim = described.get("head_dim") or (
         described["hidden_size"] // heads if heads and "hidden_size" in described else None
     )
     if cfg.backend.name == "cpu" and head_dim and head_dim not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        name = cfg.model.path if cfg.model.name == "hf" else cfg.model.name
         raise ConfigError(
-            "model", folder, f"vLLM's CPU attention has no kernel for head_dim {head_dim}", f"choose one of {sizes}"
+            "model", name, f"vLLM's CPU attention has no kernel for head_dim {head_dim}", f"choose one of {sizes}"
         )
 
 
@@ -195,7 +210,8 @@ def folders(cfg: DictConfig) -> None:
             raise ConfigError(key, path, f"{nearest} is not a folder", "name a folder")
         if not os.access(nearest, os.W_OK):
             raise ConfigError(key, path, f"{nearest} cannot be written", "name a folder that you may write")
-    used = run_dir.is_dir() and any(run_dir.iterdir())
+    # A dry run leaves its plan.
+    used = run_dir.is_dir() and any(entry.name != PLAN_FILE for entry in run_dir.iterdir())
     if used and not cfg.resume:
         raise ConfigError(
             "run_dir", run_dir, "the folder is not empty", f"name a new one, or continue it with resume={run_dir}"
@@ -220,11 +236,10 @@ def processes(cfg: DictConfig) -> None:
 
 
 def device(cfg: DictConfig) -> None:
+    """GPUs of this machine, if the run is to be on it (and not on a Ray cluster that is there already)."""
     if cfg.backend.name != "cpu":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("backend", cfg.backend.name, "torch sees no CUDA device here", "set backend=cpu")
+        if cluster(cfg) is None:
+            _gpus(cfg)
         return
     shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None
     if shm is not None and shm < 256 * 2**20:
@@ -234,43 +249,29 @@ def device(cfg: DictConfig) -> None:
         )  # fmt: skip
 
 
-def upstream(cfg: DictConfig) -> None:
-    """verl's own validation: its registries, its dataclasses and `validate_config`, with its message."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    loss = cfg.actor_rollout_ref.actor.policy_loss.loss_mode
-    for key, value, known in (
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", loss, POLICY_LOSS_REGISTRY),
-        ("algorithm.adv_estimator", cfg.algorithm.adv_estimator, ADV_ESTIMATOR_REGISTRY),
-    ):
-        if value not in known:
-            raise ConfigError(
-                key, value, "verl knows no such name", f"choose one of {', '.join(sorted(map(str, known)))}"
-            )
-    ratio_guards.correction_values(cfg)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # it warns that GRPO has no critic
-            validate_config(cfg, use_reference_policy=need_reference_policy(cfg), use_critic=False)
-            if need_critic(cfg):
-                _critic(cfg)
-    except Exception as error:  # verl and Hydra raise many kinds; the message is what helps
-        text = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError("verl refuses the config", "", text, "change the setting that the message names") from error
+def cluster(cfg: DictConfig) -> str | None:
+    """Address of the Ray cluster that the run joins; None: it starts one on this machine."""
+    own = OmegaConf.select(cfg, "ray_kwargs.ray_init.address")
+    address = own or os.environ.get("RAY_ADDRESS")
+    return None if address in (None, "", "local") else address
 
 
-def _critic(cfg: DictConfig) -> None:
-    """verl's validation of a critic, which builds its config with the model; that is not there yet, so without."""
-    from verl.utils.config import omega_conf_to_dataclass
+def _gpus(cfg: DictConfig) -> None:
+    import torch
 
-    critic = cfg.critic.copy()
-    with open_dict(critic):
-        del critic.model
-    critic = OmegaConf.create(OmegaConf.to_container(critic, resolve=True))
-    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    omega_conf_to_dataclass(critic).validate(ranks, cfg.data.train_batch_size)
+    if not torch.cuda.is_available():
+        problem = "torch sees no CUDA device here, and RAY_ADDRESS names no cluster to run on"
+        fix = "set backend=cpu, or dry_run=true to check the config alone"
+        raise ConfigError("backend", cfg.choices.backend, problem, fix)
+    rollout = cfg.actor_rollout_ref.rollout
+    wanted = cfg.trainer_ranks * cfg.trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes
+    wanted, there = (1 if cfg.backend.shared_gpu else wanted), torch.cuda.device_count()
+    if wanted > there:
+        problem = (
+            f"with the rollout's {rollout.n_gpus_per_node * rollout.nnodes} the run needs {wanted} GPUs, {there} here"
+        )
+        fix = "lower trainer_ranks and rollout_replicas, or name a Ray cluster in RAY_ADDRESS"
+        raise ConfigError("trainer_ranks", cfg.trainer_ranks, problem, fix)
 
 
 def validation(cfg: DictConfig) -> None:
@@ -285,10 +286,29 @@ def validation(cfg: DictConfig) -> None:
     benchmark.load(cfg)
 
 
-CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, files, validation, model, folders, processes, device)
+CONFIG_CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, *divisibility.CHECKS, model)
+"""What the config alone decides."""
+
+CHECKS = (*CONFIG_CHECKS, megatron.installed, files, validation, trackers.check, folders, processes, device)
+"""These, and what this machine has."""
 
 
 def check(cfg: DictConfig) -> None:
     """Run every guard rail on a derived config."""
     for one in CHECKS:
         one(cfg)
+
+
+def check_config(cfg: DictConfig) -> None:
+    """Run the guard rails that need nothing of this machine on a derived config."""
+    for one in CONFIG_CHECKS:
+        one(cfg)
+
+
+def missing_files(cfg: DictConfig) -> list[str]:
+    """The settings that name data, and the files that are not there."""
+    if cfg.task.name != "parquet":
+        return []
+    keys = [f"task.{key}" for key in ("train_file", "test_file") if not OmegaConf.is_missing(cfg.task, key)]
+    named = {key: OmegaConf.select(cfg, key) for key in keys}
+    return [f"{key}={path}" for key, path in named.items() if path is not None and not Path(path).exists()]

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import benchmark, guards, megatron, provenance, report, resume, routing
+from recipes import benchmark, dry_run, guards, megatron, provenance, report, resume, routing, trackers
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -35,21 +35,28 @@ class RunFailedError(RuntimeError):
     """The training processes ended with an error; the message holds its first cause."""
 
 
+@contextmanager
+def _config_errors() -> Iterator[None]:
+    """OmegaConf's errors as ours."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "the config"
+        raise ConfigError(key, "", str(error).strip().splitlines()[0].rstrip("."), "give it a value") from error
+
+
 def check(cfg: DictConfig) -> None:
     """Derive the config, and refuse what cannot work.
 
     Raises:
         ConfigError: bad input.
     """
-    try:
+    with _config_errors():
         derive(cfg)
         guards.check(cfg)
         if cfg.resume:
             resume.check_same(cfg, prepared=False)
         guards.upstream(cfg)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "the config"
-        raise ConfigError(key, "", str(error).strip().splitlines()[0].rstrip("."), "give it a value") from error
 
 
 def prepare(cfg: DictConfig) -> None:
@@ -124,11 +131,32 @@ def environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": env.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
+    env |= trackers.environment(cfg, env)
     if cfg.backend.name == "cpu":
         # Ray takes the devices named here for its logical ones.
         env.pop("CUDA_VISIBLE_DEVICES", None)
         env |= cpu_environment(cfg, runtime_dir)
+    elif cfg.backend.shared_gpu:
+        env |= shared_gpu_environment(env.get("CUDA_VISIBLE_DEVICES"), runtime_dir)
     return env
+
+
+def shared_gpu_environment(visible: str | None, runtime_dir: Path) -> dict[str, str]:
+    """One GPU for both pools of verl's: Ray counts it twice, and gives each pool one of its two entries.
+
+    CUDA shows a process that sees both entries no device at all. Those are the driver and actors without a GPU; verl
+    is told its platform, which it would look for there.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES`` as it is; its first entry is used, or GPU 0.
+        runtime_dir: the run's folder for sockets.
+    """
+    from sat_verl.cpu import paths
+
+    card = (visible or "").split(",")[0].strip() or "0"
+    weights = paths.shm_root() / runtime_dir.name
+    weights.mkdir(mode=0o700)
+    return {"CUDA_VISIBLE_DEVICES": f"{card},{card}", "VERL_PLATFORM": "nvidia", paths.SHM_DIR_ENV: str(weights)}
 
 
 def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
@@ -242,14 +270,24 @@ def train(cfg: DictConfig, run_dir: Path, console: Console, lock: int) -> None:
         )
 
 
+def _switch(cfg: DictConfig, key: str) -> bool:
+    if not isinstance(cfg[key], bool):
+        raise ConfigError(key, cfg[key], "it must be true or false", f"set {key}=true")
+    return cfg[key]
+
+
 def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:
-    """Check, prepare, train and report one run; returns its folder.
+    """Check, prepare, train and report one run; returns its folder. With ``dry_run``, check it alone.
 
     Raises:
         ConfigError: bad input, before anything starts.
         RunFailedError: the training processes failed, or hung; their full log is ``train.log`` in the run folder.
     """
     console = console or Console()
+    if _switch(cfg, "dry_run"):
+        with _config_errors():
+            dry_run.run(derive(cfg), console)
+        return Path(cfg.run_dir)
     check(cfg)
     prepare(cfg)
     if cfg.benchmark is not None:

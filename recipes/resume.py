@@ -18,8 +18,8 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 _MAY_CHANGE = (
-    "steps", "checkpoint", "resume", "validate_every", "overrides", "ray_kwargs", "sat_verl.keep_checkpoints",
-    "sat_verl.wait_limit_s",
+    "steps", "checkpoint", "resume", "dry_run", "validate_every", "overrides", "plan", "ray_kwargs",
+    "sat_verl.keep_checkpoints", "sat_verl.wait_limit_s",
     "trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", "trainer.resume_mode",
     "trainer.resume_from_path", "trainer.val_before_train", "trainer.logger", "backend.cores",
     "trainer.v1.sampler.sampler_kwargs.stall_timeout_s", "trainer.experiment_name",

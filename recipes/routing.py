@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipes import schedule
 from recipes.errors import ConfigError
+from recipes.models.published import describe
 from sat_verl.routes import Router, route_dtype, router_of
 
 KEY = "routing_replay"
@@ -22,6 +21,7 @@ TRAINERS = {"fsdp2": "fsdp_config", "fsdp": "fsdp_config", "megatron": "megatron
 TARGETS = dict.fromkeys(("fsdp_config", "megatron"), "sat_verl.routing.config.RouterReplayConfig")
 """The typed config of a replay mode where it is not verl's."""
 VERL_TARGET = "verl.workers.config.EngineRouterReplayConfig"
+SGLANG_TOKENIZER = "actor_rollout_ref.rollout.skip_tokenizer_init"
 ROLLOUTS = ("vllm", "sglang")
 """Rollout engines of verl that return routes."""
 OPTIONS: dict[str, str | bool] = {"incomplete": "native", "compare": False}
@@ -83,6 +83,9 @@ def derive(cfg: DictConfig) -> None:
             if OmegaConf.select(cfg, key) in (*_OFF, False):
                 OmegaConf.update(cfg, key, None, force_add=True)
             schedule.follow(cfg, key, value, f"{KEY}.mode={ours.mode}")
+        if cfg.actor_rollout_ref.rollout.name == "sglang":
+            # Only so verl decodes the routes, which SGLang (from 0.5.10 on) returns as text.
+            OmegaConf.update(cfg, SGLANG_TOKENIZER, False)
         for name, default in OPTIONS.items():
             if engine in TARGETS:
                 schedule.follow(cfg, f"{settings}.{name}", ours[name], f"{KEY}.{name}")
@@ -150,7 +153,7 @@ def _fsdp(cfg: DictConfig, key: str, mode: str) -> None:
 
 
 def _routes(cfg: DictConfig, key: str) -> None:
-    """R3 needs routes from the rollout, and experts in the model (one from the hub is looked at in :func:`plan`)."""
+    """R3 needs routes from the rollout, and experts in the model (see :func:`plan` for one that is unknown yet)."""
     rollout = cfg.actor_rollout_ref.rollout
     if not OmegaConf.select(cfg, ROLLOUT_SWITCH):
         problem = f"{key}=R3 needs the routes, and the rollout would not return them"
@@ -160,23 +163,10 @@ def _routes(cfg: DictConfig, key: str) -> None:
         fix = f"choose one of {', '.join(ROLLOUTS)}, or {_NONE}"
         raise ConfigError("actor_rollout_ref.rollout.name", rollout.name, problem, fix)
     if (ranks := OmegaConf.select(cfg, _PIPELINE)) not in (None, 1):
-        problem = "with routing replay: vLLM returns no routes of a pipeline"
+        problem = "with routing replay: no engine returns the routes of a pipeline"
         raise ConfigError(_PIPELINE, ranks, problem, f"set {_PIPELINE}=1, or {_NONE}")
-    described = _described(cfg)
-    if described is not None:
-        _router(cfg, described)
-
-
-def _described(cfg: DictConfig) -> Mapping[str, Any] | None:
-    """The model's own config, if it is here: of a tiny model, or of a local folder."""
-    if cfg.model.name != "hf":
-        from recipes.models.architectures import ARCHITECTURES
-
-        return ARCHITECTURES.get(cfg.model.name)
-    if OmegaConf.is_missing(cfg.model, "path"):
-        return None
-    file = Path(str(cfg.model.path)).expanduser() / "config.json"
-    return json.loads(file.read_text()) if file.is_file() else None
+    if (found := describe(cfg)) is not None:
+        _router(cfg, found.numbers)
 
 
 def _router(cfg: DictConfig, described: Mapping[str, Any]) -> Router:

@@ -15,6 +15,7 @@ from rich.text import Text
 from recipes.compose import CONFIG_NAME, compose, expand_short_forms, with_choices
 from recipes.errors import ConfigError
 from recipes.resume import with_earlier
+from recipes.versions import check_verl
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -27,6 +28,7 @@ def main() -> None:
     # Ended by a signal, a run cleans up and says how to go on, as it does on ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        check_verl()
         arguments = expand_short_forms(with_earlier(sys.argv[1:]))
     except ConfigError as error:
         _fail(str(error), 2)

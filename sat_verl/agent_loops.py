@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import torch
@@ -21,6 +21,13 @@ from verl.experimental.agent_loop import agent_loop as upstream
 from verl.utils.rollout_trace import rollout_trace_attr
 
 Put = Callable[..., Awaitable[Any]]
+
+
+class Waiting(NamedTuple):
+    """Rows that wait for their group, and what tells that they are stored."""
+
+    rows: dict[str, Any]
+    done: asyncio.Future
 
 
 class GroupedPuts:
@@ -36,45 +43,50 @@ class GroupedPuts:
     def __init__(self, put: Put) -> None:
         self._put = put
         self._running = 0
-        self._waiting: list[tuple[dict[str, Any], asyncio.Future]] = []
+        self._waiting: list[Waiting] = []
+        self._sending: set[asyncio.Task] = set()
 
     async def put(self, **rows: Any) -> None:
         """Put rows (as TransferQueue's ``async_kv_batch_put``) together with those of the group's other responses."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((rows, done))
-        await self._send_if_complete()
-        await done
+        one = Waiting(rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
+        self._send_if_complete()
+        try:
+            await one.done
+        finally:
+            if one in self._waiting:  # cancelled
+                self._waiting.remove(one)
 
     def begin(self) -> None:
         """One more response is on its way."""
         self._running += 1
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """A response has settled, with a put or without one."""
         self._running -= 1
-        await self._send_if_complete()
+        self._send_if_complete()
 
-    async def _send_if_complete(self) -> None:
+    def _send_if_complete(self) -> None:
         if not self._waiting or len(self._waiting) < self._running:
             return
         waiting, self._waiting = self._waiting, []
-        failure: BaseException | None = None
+        for part in alike(waiting):
+            # A task of its own: a response that is cancelled takes no other's put along.
+            task = asyncio.create_task(self._send(part))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _send(self, part: Sequence[Waiting]) -> None:
         try:
-            for rows in merged([rows for rows, _ in waiting]):
-                await self._put(**rows)
-        except BaseException as error:
-            failure = error
-            if not isinstance(error, Exception):  # this response alone was cancelled, and the put with it
-                failure = RuntimeError("the put that this response was part of was cancelled")
-                raise
-        finally:
-            for _, done in waiting:
-                if done.done():
-                    continue
-                if failure is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(failure)
+            await self._put(**as_one([one.rows for one in part]))
+        except Exception as error:
+            for one in part:
+                if not one.done.done():
+                    one.done.set_exception(error)
+        else:
+            for one in part:
+                if not one.done.done():
+                    one.done.set_result(None)
 
 
 def concatenated(batches: Sequence[TensorDict]) -> TensorDict:
@@ -89,23 +101,34 @@ def concatenated(batches: Sequence[TensorDict]) -> TensorDict:
 
 
 def _column(parts: Sequence[torch.Tensor | NonTensorStack]) -> torch.Tensor | NonTensorStack:
-    if all(isinstance(part, NonTensorStack) for part in parts):
-        return NonTensorStack(*[row for part in parts for row in part.tensordicts])
+    stacks = [part for part in parts if isinstance(part, NonTensorStack)]
+    if len(stacks) == len(parts):
+        return NonTensorStack(*[row for stack in stacks for row in stack.tensordicts])
     rows = [row for part in parts for row in part.unbind()]
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack(rows)
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def merged(puts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts that may go as one, as one: those to the same partition with the same columns."""
-    alike: dict[tuple, list[dict[str, Any]]] = {}
-    for one in puts:
-        alike.setdefault((one["partition_id"], *sorted(one["fields"].keys())), []).append(one)
-    return [group[0] if len(group) == 1 else _as_one(group) for group in alike.values()]
+def alike(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
+    """Those that may be put as one: to the same partition, with columns of the same names and kinds."""
+    parts: dict[tuple, list[Waiting]] = {}
+    for one in waiting:
+        kinds = sorted((name, *_kind(column)) for name, column in one.rows["fields"].items())
+        parts.setdefault((one.rows["partition_id"], *kinds), []).append(one)
+    return list(parts.values())
 
 
-def _as_one(puts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _kind(column: Any) -> tuple[str, ...]:
+    if not isinstance(column, torch.Tensor):
+        return (type(column).__name__,)
+    return ("tensor", str(column.dtype), str(column.dim()), str(tuple(column.shape[2:])))
+
+
+def as_one(puts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Puts that are alike, as one."""
+    if len(puts) == 1:
+        return puts[0]
     return {
         "keys": [key for one in puts for key in one["keys"]],
         "tags": [tag for one in puts for tag in one["tags"]],
@@ -177,7 +200,7 @@ class Frugal:
         try:
             return await self._run_loop(sampling_params, trajectory, **kwargs)
         finally:
-            await group.end()
+            group.end()
 
     async def _run_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any

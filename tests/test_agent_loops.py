@@ -13,7 +13,7 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # noqa: E402
 
 from sat_verl import agent_loops  # noqa: E402
-from sat_verl.agent_loops import GroupedPuts, concatenated, merged  # noqa: E402
+from sat_verl.agent_loops import GroupedPuts, Waiting, alike, as_one, concatenated  # noqa: E402
 
 
 def row(tokens, **more):
@@ -60,13 +60,16 @@ def test_concatenated_is_what_verl_makes_of_all_rows(groups):
 
 def test_only_alike_puts_are_merged():
     one, two, other = put("a", 3), put("b", 5), put("c", 4, routes=torch.ones(2))
+    kinds = [put("e", 3, score=torch.ones(())), put("f", 3, score=None), put("g", 3, log_probs=torch.ones(3).half())]
     validation = put("d", 3, partition="val")
-    found = merged([one, other, two, validation])
-    assert [part["keys"] for part in found] == [["a_0", "b_0"], ["c_0"], ["d_0"]]
-    assert found[0]["tags"] == one["tags"] + two["tags"]
-    assert_same(found[0]["fields"], list_of_dict_to_tensordict([row(3), row(5)]))
-    assert found[1] is other
-    assert found[2] is validation
+    parts = alike([Waiting(rows, None) for rows in (one, other, two, validation, *kinds)])
+    assert [[key for waiting in part for key in waiting.rows["keys"]] for part in parts] == [
+        ["a_0", "b_0", "f_0"], ["c_0"], ["d_0"], ["e_0"], ["g_0"],
+    ]  # fmt: skip
+    found = as_one([one, two])
+    assert found["tags"] == one["tags"] + two["tags"]
+    assert_same(found["fields"], list_of_dict_to_tensordict([row(3), row(5)]))
+    assert as_one([other]) is other
 
 
 # --- when a group is sent
@@ -94,7 +97,7 @@ async def respond(group, delay, rows=None, error=None):
         if rows:
             await group.put(**rows)
     finally:
-        await group.end()
+        group.end()
 
 
 def settle(queue, *responses):
@@ -144,23 +147,62 @@ def test_responses_that_begin_late_are_put_all_the_same():
     assert asyncio.run(run()) == [["a_0"], ["b_0"]]
 
 
-def test_a_cancelled_response_does_not_hang_the_others():
+def test_one_bad_row_fails_none_that_was_stored():
     async def run():
-        held = asyncio.Event()
+        stored = []
 
-        async def stuck(**rows):
-            await held.wait()
+        async def some(keys, **rows):
+            if keys == ["bad_0"]:
+                raise ValueError("schema")
+            stored.append(keys)
 
-        group = GroupedPuts(stuck)
-        first = asyncio.create_task(respond(group, 0, put("a", 3)))
-        last = asyncio.create_task(respond(group, 0.01, put("b", 5)))
-        await asyncio.sleep(0.05)
-        last.cancel()
-        return await asyncio.wait_for(asyncio.gather(first, last, return_exceptions=True), 10)
+        group = GroupedPuts(some)
+        responses = [put("a", 3), put("bad", 3, routes=torch.ones(2)), put("b", 5)]
+        tasks = [asyncio.create_task(respond(group, 0, rows)) for rows in responses]
+        return await asyncio.gather(*tasks, return_exceptions=True), stored
 
-    first, last = asyncio.run(run())
-    assert isinstance(first, RuntimeError)
-    assert isinstance(last, asyncio.CancelledError)
+    results, stored = asyncio.run(run())
+    assert [type(one) for one in results] == [type(None), ValueError, type(None)]
+    assert stored == [["a_0", "b_0"]]
+
+
+def cancelled(which, held):
+    """Of two responses, the first waits for the second, whose put then takes until ``held`` is set."""
+
+    async def run():
+        storage, stored = asyncio.Event(), []
+
+        async def slow(keys, **rows):
+            await storage.wait()
+            stored.append(keys)
+
+        group = GroupedPuts(slow)
+        tasks = [asyncio.create_task(respond(group, delay, put(name, 3))) for delay, name in ((0, "a"), (0.05, "b"))]
+        await asyncio.sleep(0.02 if held == "waiting" else 0.1)
+        for place in which:
+            tasks[place].cancel()
+        await asyncio.sleep(0.1)
+        storage.set()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        await asyncio.sleep(0)
+        return [isinstance(one, asyncio.CancelledError) for one in results], results, stored
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("which", [[0], [0, 1]])
+def test_a_response_that_is_cancelled_before_its_group_is_complete_is_not_put(which):
+    gone, _, stored = cancelled(which, "waiting")
+    assert gone == [0 in which, 1 in which]
+    assert stored == ([["b_0"]] if which == [0] else [])
+
+
+@pytest.mark.parametrize("which", [[0], [1]])
+def test_a_response_that_is_cancelled_during_the_put_takes_no_other_along(which):
+    gone, results, stored = cancelled(which, "sending")
+    assert gone == [0 in which, 1 in which]
+    assert results[1 - which[0]] is None
+    assert stored == [["a_0", "b_0"]]
 
 
 # --- where it takes hold

@@ -85,7 +85,7 @@ def test_nothing_is_active_outside_a_cpu_run():
         vllm.plugins.load_general_plugins()
         assert "cpu" not in PlatformRegistry.registered_names(), PlatformRegistry.registered_names()
         assert not bridges.installed(), bridges.installed()
-        assert not any("sat_verl" in type(finder).__module__ for finder in sys.meta_path)
+        assert not any("sat_verl.cpu" in type(finder).__module__ for finder in sys.meta_path)
     """
     run_python(code, VERL_PLATFORM="")
 

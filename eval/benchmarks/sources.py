@@ -60,8 +60,8 @@ def from_hub(where: str, split: str, revision: str | None) -> Source:
     """
     name, _, file = where.partition(":")
     patterns = [file] if file else [f"*{suffix}" for suffix in rows.SUFFIXES if suffix != ".txt"]
-    folder = _snapshot(name, revision, patterns, where)
-    chosen = [folder / file] if file else _of_split(folder, split, where)
+    folder = snapshot(name, revision, patterns, where)
+    chosen = [folder / file] if file else of_split(folder, split, where)
     found = [row for path in chosen for row in rows.read(path)]
     commit = folder.name  # a snapshot lies in a folder that is named by its commit
     warnings = () if revision == commit else (f"{name} was read at commit {commit}: pin it with revision={commit}",)
@@ -70,8 +70,18 @@ def from_hub(where: str, split: str, revision: str | None) -> Source:
     )
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str], where: str) -> Path:
-    """The folder of a data set's files, in the hub's cache."""
+def snapshot(name: str, revision: str | None, patterns: list[str], where: str) -> Path:
+    """The folder of a data set's files, in the hub's cache; it is named by the commit.
+
+    Args:
+        name: ``OWNER/NAME``.
+        revision: commit, tag or branch; None for the default branch.
+        patterns: of the files that are wanted.
+        where: what the user asked for, for the message.
+
+    Raises:
+        ConfigError: neither the hub nor its cache has it.
+    """
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -95,8 +105,12 @@ def _snapshot(name: str, revision: str | None, patterns: list[str], where: str) 
     )  # fmt: skip
 
 
-def _of_split(folder: Path, split: str, where: str) -> list[Path]:
-    """The files that hold a split: one file, or the shards of one, parquet before JSON."""
+def of_split(folder: Path, split: str, where: str) -> list[Path]:
+    """The files that hold a split: one file, or the shards of one, parquet before JSON.
+
+    Raises:
+        ConfigError: none, or several that are no shards; ``where`` is what the user asked for.
+    """
     there = [path for path in sorted(folder.rglob("*")) if rows.is_file_name(path.name) and path.name not in _NOT_DATA]
     names = {path: PurePosixPath(path.relative_to(folder)) for path in there}
     named = [path for path in there if re.search(rf"(?:^|[/_.-]){re.escape(split)}(?:[/_.-]|$)", str(names[path]))]
