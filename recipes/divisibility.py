@@ -111,11 +111,10 @@ def model(cfg: DictConfig) -> None:
     found = describe(cfg)
     if found is None:
         return
-    numbers = found.numbers.get("text_config") or found.numbers
-    megatron.check_numbers(cfg, numbers)
-    _ulysses(cfg, numbers)
+    megatron.check_numbers(cfg, found.numbers)
+    _ulysses(cfg, found.numbers)
     if cfg.backend.name != "cpu":
-        _rollout(cfg, numbers)
+        _rollout(cfg, found.numbers)
 
 
 def _divides(key: str, size: int, number: Any, what: str) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from recipes import guards, megatron, routing, upstream
+from recipes import guards, megatron, resume, routing, trackers, upstream
 from recipes.engines import NotInstalledError, sglang, vllm
-from recipes.models.published import Described, describe
+from recipes.errors import ConfigError
+from recipes.models.published import Described, UnknownModelError, describe
 from sat_verl.routes import router_of
 
 ENGINES: dict[str, Callable[[DictConfig, Any], Any]] = {"vllm": vllm.arguments, "sglang": sglang.arguments}
 """By ``rollout.name``, what makes and parses the arguments of an engine."""
-
-PLAN = "recipes.plan"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,11 @@ def findings(cfg: DictConfig) -> Iterator[Finding]:
     described = describe(cfg)
     yield from _model(cfg, described)
     yield from _data(cfg)
+    yield from _trackers(cfg)
     guards.folders(cfg)
+    if cfg.resume:
+        resume.check_same(cfg, prepared=False)
+        yield Finding("resume", "ok", f"goes on after step {resume.last_step(Path(cfg.run_dir))}")
     upstream.upstream(cfg)
     made = upstream.dataclasses_of(cfg)
     yield Finding("verl", "ok", f"validate_config, and the dataclasses of {', '.join(made)}")
@@ -78,6 +80,7 @@ def _model(cfg: DictConfig, described: Described | None) -> Iterator[Finding]:
 
 
 def _data(cfg: DictConfig) -> Iterator[Finding]:
+    guards.model_folder(cfg)
     if missing := guards.missing_files(cfg):
         yield Finding("data", "note", f"not there yet: {', '.join(missing)}")
     else:
@@ -85,6 +88,16 @@ def _data(cfg: DictConfig) -> Iterator[Finding]:
         yield Finding("data", "ok", "there, in verl's schema" if cfg.task.name == "parquet" else "made by the run")
     if cfg.benchmark is not None:
         yield Finding("benchmark", "not checked", f"{cfg.benchmark} is loaded when the run starts")
+
+
+def _trackers(cfg: DictConfig) -> Iterator[Finding]:
+    names = trackers.known(cfg)
+    try:
+        trackers.check(cfg)
+    except ConfigError as error:  # of this machine, which need not be the one that the run is for
+        yield Finding("trackers", "note", f"{error.value}: {error.problem}")
+    else:
+        yield Finding("trackers", "ok", ", ".join(names))
 
 
 def _trainer(cfg: DictConfig, described: Described) -> Iterator[Finding]:
@@ -112,16 +125,30 @@ def engine_arguments(cfg: DictConfig, described: Described) -> Finding:
     return Finding(name, "ok", "made by verl, read by the engine's own parser")
 
 
-def run(cfg: DictConfig, console: Console) -> None:
+def run(cfg: DictConfig, console: Console, run_dir: str | None = None) -> None:
     """Check a derived config and print what was found; the plan of the run follows.
+
+    Args:
+        cfg: the derived config.
+        console: where it is printed.
+        run_dir: the folder that the user named for the run, which the plan is written into (but not beside the records
+            of a run that is resumed).
 
     Raises:
         ConfigError: the first thing that cannot work.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)  # of optional packages, when vLLM is imported
-    colours = {"ok": "green", "note": "yellow", "not checked": "yellow"}
     for one in findings(cfg):
-        line = Text.assemble((f"{one.state:<12}", colours[one.state]), f"{one.name}: {one.text}")
-        console.print(line, soft_wrap=True)
-    if importlib.util.find_spec(PLAN) is not None:
-        importlib.import_module(PLAN).report(cfg, console, cfg.run_dir)
+        _show(one, console)
+    from recipes import plan  # here: every run imports this module
+
+    try:
+        plan.report(cfg, console, None if cfg.resume else run_dir, hub=False)
+    except UnknownModelError as error:
+        _show(Finding("plan", "not checked", f"not made: {error.value}: {error.problem}"), console)
+
+
+def _show(one: Finding, console: Console) -> None:
+    colours = {"ok": "green", "note": "yellow", "not checked": "yellow"}
+    line = Text.assemble((f"{one.state:<12}", colours[one.state]), f"{one.name}: {one.text}")
+    console.print(line, soft_wrap=True)

@@ -121,14 +121,30 @@ def _enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
         raise ConfigError(key, value, problem, f"give {needed} or more, or lower prompts_per_step or lag.steps")
 
 
+def data_files(cfg: DictConfig) -> dict[str, Path]:
+    """The files of a parquet task by their settings; none of another task.
+
+    Raises:
+        ConfigError: a setting that names none.
+    """
+    found: dict[str, Path] = {}
+    for key in ("train_file", "test_file") if cfg.task.name == "parquet" else ():
+        if key == "test_file" and cfg.task.get(key, "") is None and cfg.benchmark is not None:
+            continue
+        setting, fix = f"task.{key}", f"add task.{key}=FILE.parquet"
+        if OmegaConf.is_missing(cfg.task, key):
+            raise ConfigError(setting, "", "a parquet task needs it", fix)
+        name = cfg.task[key]
+        if not isinstance(name, str):
+            raise ConfigError(setting, "null" if name is None else name, "it must be the path of a parquet file", fix)
+        found[setting] = Path(name)
+    return found
+
+
 def files(cfg: DictConfig) -> None:
     if cfg.task.name == "parquet":
-        for key in ("train_file", "test_file"):
-            if key == "test_file" and cfg.task.get(key, "") is None and cfg.benchmark is not None:
-                continue
-            if OmegaConf.is_missing(cfg.task, key):
-                raise ConfigError(f"task.{key}", "", "a parquet task needs it", f"add task.{key}=FILE.parquet")
-            _parquet(f"task.{key}", Path(cfg.task[key]))
+        for key, path in data_files(cfg).items():
+            _parquet(key, path)
         train_file = Path(cfg.task.train_file)
         _enough("task.train_file", train_file, parquet.read_metadata(train_file).num_rows, cfg)
         if cfg.model.name != "hf":
@@ -137,6 +153,10 @@ def files(cfg: DictConfig) -> None:
     if reward and not reward.startswith("pkg://") and not Path(reward).expanduser().is_file():
         key = "reward.custom_reward_function.path"
         raise ConfigError(key, reward, "there is no such file", "give a Python file, or pkg://MODULE")
+
+
+def model_folder(cfg: DictConfig) -> None:
+    """A model that is a folder is there, and has a config."""
     if cfg.model.name == "hf":
         if OmegaConf.is_missing(cfg.model, "path"):
             raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
@@ -189,10 +209,8 @@ def model(cfg: DictConfig) -> None:
         key = "actor_rollout_ref.rollout.max_model_len"
         problem = f"the model has {positions} positions"
         raise ConfigError(key, rollout.max_model_len, problem, "leave it out: it is derived")
-    heads = described.get("num_attention_heads")
-    head_dim = described.get("head_dim") or (
-        described["hidden_size"] // heads if heads and "hidden_size" in described else None
-    )
+    heads, hidden = described.get("num_attention_heads"), described.get("hidden_size")
+    head_dim = described.get("head_dim") or (hidden // heads if heads and hidden else None)
     if cfg.backend.name == "cpu" and head_dim and head_dim not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
         name = cfg.model.path if cfg.model.name == "hf" else cfg.model.name
@@ -289,7 +307,9 @@ def validation(cfg: DictConfig) -> None:
 CONFIG_CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, *divisibility.CHECKS, model)
 """What the config alone decides."""
 
-CHECKS = (*CONFIG_CHECKS, megatron.installed, files, validation, trackers.check, folders, processes, device)
+CHECKS = (
+    *CONFIG_CHECKS, megatron.installed, files, model_folder, validation, trackers.check, folders, processes, device,
+)  # fmt: skip
 """These, and what this machine has."""
 
 
@@ -307,8 +327,4 @@ def check_config(cfg: DictConfig) -> None:
 
 def missing_files(cfg: DictConfig) -> list[str]:
     """The settings that name data, and the files that are not there."""
-    if cfg.task.name != "parquet":
-        return []
-    keys = [f"task.{key}" for key in ("train_file", "test_file") if not OmegaConf.is_missing(cfg.task, key)]
-    named = {key: OmegaConf.select(cfg, key) for key in keys}
-    return [f"{key}={path}" for key, path in named.items() if path is not None and not Path(path).exists()]
+    return [f"{key}={path}" for key, path in data_files(cfg).items() if not path.exists()]

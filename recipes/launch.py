@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from recipes import benchmark, dry_run, guards, megatron, provenance, report, resume, routing, trackers
+from recipes import benchmark, dry_run, guards, megatron, provenance, report, resume, routing, trackers, values
 from recipes.derive import derive
 from recipes.errors import ConfigError
 from recipes.lock import locked
@@ -270,12 +270,6 @@ def train(cfg: DictConfig, run_dir: Path, console: Console, lock: int) -> None:
         )
 
 
-def _switch(cfg: DictConfig, key: str) -> bool:
-    if not isinstance(cfg[key], bool):
-        raise ConfigError(key, cfg[key], "it must be true or false", f"set {key}=true")
-    return cfg[key]
-
-
 def run(cfg: DictConfig, command: list[str] | None = None, console: Console | None = None) -> Path:
     """Check, prepare, train and report one run; returns its folder. With ``dry_run``, check it alone.
 
@@ -284,9 +278,10 @@ def run(cfg: DictConfig, command: list[str] | None = None, console: Console | No
         RunFailedError: the training processes failed, or hung; their full log is ``train.log`` in the run folder.
     """
     console = console or Console()
-    if _switch(cfg, "dry_run"):
+    if values.switch(cfg, "dry_run"):
+        named = cfg.run_dir  # before a default one follows
         with _config_errors():
-            dry_run.run(derive(cfg), console)
+            dry_run.run(derive(cfg), console, named)
         return Path(cfg.run_dir)
     check(cfg)
     prepare(cfg)

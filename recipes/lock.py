@@ -18,10 +18,23 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def locked(run_dir: Path, console: Console, patience_s: float = PATIENCE_S, setting: str = "run_dir") -> Iterator[int]:
+def locked(
+    run_dir: Path,
+    console: Console,
+    patience_s: float = PATIENCE_S,
+    setting: str = "run_dir",
+    name: Path | None = None,
+) -> Iterator[int]:
     """Hold the run folder; yields a file descriptor, and whoever inherits it holds the folder too.
 
     The supervisor does, so that a folder whose command was killed stays locked until its last process is gone.
+
+    Args:
+        run_dir: the folder; it is made if it is not there.
+        console: told that this run waits.
+        patience_s: seconds to wait for an earlier run.
+        setting: that names the folder, for the message.
+        name: what the message calls it, where that is not ``run_dir``.
 
     Raises:
         ConfigError: another run holds it, and still does after ``patience_s`` seconds.
@@ -36,7 +49,10 @@ def locked(run_dir: Path, console: Console, patience_s: float = PATIENCE_S, sett
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        setting, run_dir, "another run is going on in this folder", "wait for its end, or stop it"
+                        setting,
+                        name or run_dir,
+                        "another run is going on in this folder",
+                        "wait for its end, or stop it",
                     ) from None
                 if not told:
                     console.print(f"waiting for the earlier run in {run_dir} to end")

@@ -248,7 +248,7 @@ def check_numbers(cfg: DictConfig, described: Mapping[str, Any]) -> None:
     if OmegaConf.select(cfg, _MEGATRON + "vanilla_mbridge"):
         if experts and not described.get("norm_topk_prob", False):
             problem = "its gates are not normalised over the chosen experts (norm_topk_prob), and mbridge would do it"
-        elif experts and described.get("mlp_only_layers"):
+        elif described.get("mlp_only_layers"):
             problem = "it has dense layers among those with experts (mlp_only_layers), which mbridge does not read"
     if problem:
         name = cfg.model.path if cfg.model.name == "hf" else cfg.model.name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes import megatron, schedule
+from recipes import megatron, schedule, values
 from recipes.errors import ConfigError
 
 STEPS = 2
@@ -34,9 +34,7 @@ def apply(cfg: DictConfig) -> None:
     Raises:
         ConfigError: ``smoke`` is no truth value, goes with ``resume``, or ``lag`` or the ranks cannot work.
     """
-    if not isinstance(cfg.smoke, bool):
-        raise ConfigError("smoke", cfg.smoke, "it must be true or false", "set smoke=true")
-    if not cfg.smoke:
+    if not values.switch(cfg, "smoke"):
         return
     if cfg.resume:
         raise ConfigError("smoke", True, "it would go on with another run than that of resume", "leave one of them out")

@@ -70,16 +70,27 @@ def chosen(cfg: DictConfig) -> list[str]:
     return names
 
 
+def known(cfg: DictConfig) -> list[str]:
+    """Names of the trackers of a config, which verl has.
+
+    Raises:
+        ConfigError: see :func:`chosen`, and an unknown tracker.
+    """
+    names = chosen(cfg)
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(KEY, name, "verl has no such tracker", f"choose among {', '.join(TRACKERS)}")
+    return names
+
+
 def check(cfg: DictConfig) -> None:
     """Refuse trackers that would fail.
 
     Raises:
         ConfigError: an unknown tracker, one whose package is not installed, or one without its credentials.
     """
-    for name in chosen(cfg):
-        tracker = TRACKERS.get(name)
-        if tracker is None:
-            raise ConfigError(KEY, name, "verl has no such tracker", f"choose among {', '.join(TRACKERS)}")
+    for name in known(cfg):
+        tracker = TRACKERS[name]
         missing = [module for module in tracker.modules if importlib.util.find_spec(module) is None]
         if missing:
             raise ConfigError(

@@ -136,6 +136,10 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
         if name not in known:
             problem = "Megatron's TransformerConfig has no such setting"
             raise ConfigError(f"{_OVERRIDES}.{name}", value, problem, "leave it out")
+    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"):
+        if numbers.get(name) is None:
+            problem = f"its config.json has no {name}, which Megatron needs"
+            raise ConfigError("model", "", problem, "use an FSDP2 backend")
     heads = numbers["num_attention_heads"]
     sizes: dict[str, Any] = {
         "num_layers": numbers["num_hidden_layers"],
@@ -152,7 +156,7 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
         sizes |= {
             "num_moe_experts": router.experts,
             "moe_router_topk": router.top_k,
-            "moe_ffn_hidden_size": numbers["moe_intermediate_size"],
+            "moe_ffn_hidden_size": numbers.get("moe_intermediate_size") or numbers["intermediate_size"],
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
         }

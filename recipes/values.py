@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipes.errors import ConfigError
 
 _ACTOR = "actor_rollout_ref.actor."
+_ROLLOUT = "actor_rollout_ref.rollout."
+_REF = "actor_rollout_ref.ref."
 _AT_LEAST = {
     "steps": 1,
     "prompts_per_step": 1,
@@ -23,7 +25,13 @@ _AT_LEAST = {
     "checkpoint.every": 1,
     "checkpoint.keep": 1,
     "benchmark_samples": 1,
+    "trainer.nnodes": 1,
     "trainer.v1.sampler.sampler_kwargs.failure_limit": 1,
+    _ROLLOUT + "nnodes": 1,
+    _ROLLOUT + "max_num_seqs": 1,
+    _ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes": 1,
+    _ACTOR + "ulysses_sequence_parallel_size": 1,
+    _ACTOR + "fsdp_config.ulysses_sequence_parallel_size": 1,
     "seed": 0,
     "task.seed": 0,
     "model.seed": 0,
@@ -34,9 +42,23 @@ _AT_LEAST_OR_NULL = {
     "validate_every": 1,
     "backend.cores": 1,
     "data.train_batch_size": 1,
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
-    "actor_rollout_ref.rollout.max_model_len": 1,
+    _ACTOR + "ppo_micro_batch_size_per_gpu": 1,
+    _ACTOR + "megatron.override_transformer_config.recompute_num_layers": 1,
+    _REF + "log_prob_micro_batch_size_per_gpu": 1,
+    _ROLLOUT + "log_prob_micro_batch_size_per_gpu": 1,
+    _ROLLOUT + "max_model_len": 1,
+    _ROLLOUT + "max_num_batched_tokens": 1,
+    _ROLLOUT + "engine_kwargs.vllm.max_num_seqs": 1,
+    _ROLLOUT + "engine_kwargs.vllm.max_num_batched_tokens": 1,
 }
+_SHARES = {
+    # whether 0 is one as well
+    _ROLLOUT + "gpu_memory_utilization": False,
+    _ROLLOUT + "engine_kwargs.vllm.gpu_memory_utilization": False,
+    _ACTOR + "optim.override_optimizer_config.optimizer_offload_fraction": True,
+}
+_DTYPES = (None, 16, "16", "fp16", "float16", 32, "32", "fp32", "float32", "bf16", "bfloat16")
+"""verl's names of the number types of FSDP's weights."""
 _SWITCHES = (
     "algorithm.rollout_correction.bypass_mode",
     "actor_rollout_ref.rollout.calculate_log_probs",
@@ -66,12 +88,13 @@ _OWN = {
     # verl's setting: ours, from which it is computed
     "actor_rollout_ref.rollout.n": "responses_per_prompt",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "prompts_per_step",
+    "trainer.n_gpus_per_node": "trainer_ranks",
     "sat_verl.seed": "seed",
     "sat_verl.keep_checkpoints": "checkpoint.keep",
     "sat_verl.lag.schedule": "lag.schedule",
     "sat_verl.lag.steps": "lag.steps",
 }
-_OWN_CPU = {"trainer.n_gpus_per_node": "trainer_ranks", "actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
+_OWN_CPU = {"actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
 
 
 def _whole(value: Any) -> bool:
@@ -87,6 +110,13 @@ def _require(cfg: DictConfig, key: str, good: Callable[[Any], bool], problem: st
     value = OmegaConf.select(cfg, key, throw_on_missing=False)
     if not good(value):
         raise ConfigError(key, "null" if value is None else value, problem, fix)
+
+
+def _given(cfg: DictConfig, key: str) -> bool:
+    """Whether the config has the setting, with whatever value."""
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    return isinstance(node, DictConfig) and name in node
 
 
 def groups(cfg: DictConfig) -> None:
@@ -108,9 +138,7 @@ def benchmark(cfg: DictConfig) -> None:
 
 def integers(cfg: DictConfig) -> None:
     for key, low in {**_AT_LEAST, **_AT_LEAST_OR_NULL}.items():
-        parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(cfg, parent) if parent else cfg
-        if node is None or name not in node:
+        if not _given(cfg, key):
             continue  # a parquet task has no size, a model from the hub no seed
         optional = " or null" if key in _AT_LEAST_OR_NULL else ""
         problem = f"it must be a whole number of at least {low}{optional}"
@@ -127,9 +155,76 @@ def integers(cfg: DictConfig) -> None:
         )
 
 
+def shares(cfg: DictConfig) -> None:
+    for key, zero in _SHARES.items():
+        if not _given(cfg, key) or (OmegaConf.select(cfg, key) is None and key != _ROLLOUT + "gpu_memory_utilization"):
+            continue
+        low = "from 0" if zero else "above 0"
+        good = (lambda v: is_number(v) and 0 <= v <= 1) if zero else (lambda v: is_number(v) and 0 < v <= 1)
+        _require(cfg, key, good, f"it must be a share {low} to 1", f"set {key}=0.8, say")
+
+
+def fsdp(cfg: DictConfig) -> None:
+    """FSDP's groups of ranks, and the types of its weights."""
+    ranks = cfg.trainer_ranks * cfg.trainer.nnodes
+    for side in (_ACTOR, _REF):
+        key = side + "fsdp_config."
+        if _given(cfg, key + "fsdp_size"):
+            # verl takes a group that is larger than all ranks for all of them.
+            problem = f"it must be -1 (all ranks), or a divisor of the {ranks} ranks"
+            _require(
+                cfg, key + "fsdp_size", lambda v: _whole(v) and (v == -1 or v >= ranks or (v >= 1 and ranks % v == 0)),
+                problem, "set -1",
+            )  # fmt: skip
+        if _given(cfg, key + "model_dtype"):
+            names = "fp32, bf16 or fp16"
+            _require(cfg, key + "model_dtype", lambda v: v in _DTYPES, f"it must be {names}", f"set {names}")
+
+
+def betas(cfg: DictConfig) -> None:
+    """Of Adam."""
+    value = OmegaConf.select(cfg, _ACTOR + "optim.betas")
+    if not (
+        isinstance(value, ListConfig) and len(value) == 2 and all(is_number(one) and 0 <= one < 1 for one in value)
+    ):
+        problem = "it must be two numbers from 0 to below 1"
+        raise ConfigError(
+            _ACTOR + "optim.betas", "null" if value is None else value, problem, "set it to [0.9,0.999], say"
+        )
+
+
+def batched_tokens(cfg: DictConfig) -> None:
+    """vLLM wants room for a token of every sequence in a step."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.name != "vllm":
+        return
+    given = OmegaConf.select(cfg, _ROLLOUT + "engine_kwargs.vllm")
+    own = given if isinstance(given, DictConfig) else {}
+    in_own = own.get("max_num_batched_tokens") is not None
+    tokens = own.get("max_num_batched_tokens") or rollout.max_num_batched_tokens
+    sequences = own.get("max_num_seqs") or rollout.max_num_seqs
+    if tokens is None or tokens >= sequences:
+        return
+    if not in_own and not rollout.enable_chunked_prefill:
+        return  # verl raises it to a whole sequence
+    key = _ROLLOUT + ("engine_kwargs.vllm." if in_own else "") + "max_num_batched_tokens"
+    problem = f"vLLM runs up to max_num_seqs={sequences} sequences, each of which takes a token of a step"
+    raise ConfigError(key, tokens, problem, f"set {sequences} or more, or lower max_num_seqs")
+
+
+def switch(cfg: DictConfig, key: str) -> bool:
+    """Value of a setting that is true or false.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
+    return OmegaConf.select(cfg, key)
+
+
 def switches(cfg: DictConfig) -> None:
     for key in _SWITCHES:
-        _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
+        switch(cfg, key)
 
 
 def radii(cfg: DictConfig) -> None:
@@ -172,5 +267,7 @@ def one_source(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise :class:`ConfigError` for the first setting that is out of range."""
-    for one in (groups, benchmark, integers, switches, radii, positive, one_source):
+    for one in (
+        groups, benchmark, integers, shares, fsdp, betas, batched_tokens, switches, radii, positive, one_source
+    ):  # fmt: skip
         one(cfg)

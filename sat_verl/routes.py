@@ -22,8 +22,9 @@ ROUTES = "routed_experts"
 ROUTES_BYTES = "routes_bytes"
 """Key in ``extra_fields``: size of the response's routes, in bytes."""
 
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+"""Names of the number of experts of a layer, and of a token, in the configs of Hugging Face's models."""
 
 
 class IncompleteRoutesError(RuntimeError):
@@ -43,12 +44,22 @@ class Router:
         return tokens * self.layers * self.top_k * route_dtype(self.experts).itemsize
 
 
+def expert_layers(config: Mapping[str, Any]) -> int:
+    """Number of layers with experts of a model config that has experts, by the rule of transformers' Qwen models."""
+    dense = set(config.get("mlp_only_layers") or ())
+    step = config.get("decoder_sparse_step") or 1
+    return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(int(config["num_hidden_layers"])))
+
+
 def router_of(config: Mapping[str, Any]) -> Router | None:
-    """Read it from a Hugging Face model config (the text part of a multi-modal one); None for a dense model."""
+    """Read it from a Hugging Face model config (the text part of a multi-modal one); None for a dense model.
+
+    Dense is also a model of a family with experts, all of whose layers are set to be dense.
+    """
     config = config.get("text_config") or config
-    experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
-    top_k = next((config[name] for name in _PER_TOKEN if config.get(name)), None)
-    if experts is None or top_k is None:
+    experts = next((config[name] for name in EXPERTS if config.get(name)), None)
+    top_k = next((config[name] for name in PER_TOKEN if config.get(name)), None)
+    if experts is None or top_k is None or not expert_layers(config):
         return None
     return Router(int(config["num_hidden_layers"]), int(experts), int(top_k))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,29 @@ def test_signals_reach_it_and_its_end_by_one_shows(python):
     shadow.send_signal(signal.SIGTERM)
     assert shadow.wait(10) == -signal.SIGTERM
     assert not process.is_running()
+
+
+def test_a_signal_for_a_process_that_has_just_ended_is_no_error(tmp_path):
+    """vLLM signals its dead engine's shadow before the server has told it: a traceback there hid what had happened."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        words = [sys.executable, "-IS", fork_client.__file__, tmp_path / "s", sys.executable, "-c", "pass"]
+        shadow = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4)
+            connection.sendall(ended.pid.to_bytes(4, "big"))
+            mask = Path(f"/proc/{shadow.pid}/status")
+            while "SigBlk:\t0000000000000000" not in mask.read_text():
+                time.sleep(0.01)
+            shadow.send_signal(signal.SIGTERM)
+            while f"SigPnd:\t{0:016x}\nShdPnd:\t{0:016x}" not in mask.read_text():
+                time.sleep(0.01)
+            connection.sendall((9).to_bytes(4, "big"))
+            assert (shadow.communicate(timeout=10)[1], shadow.returncode) == ("", -signal.SIGKILL)
 
 
 def test_it_does_not_outlive_its_shadow(python):

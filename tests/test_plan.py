@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from io import StringIO
@@ -30,13 +31,16 @@ from recipes.plan.gpus import GPUS
 from recipes.plan.layout import Recompute, trainer_of
 from recipes.plan.model import Model, built, model_of
 from recipes.plan.paper import compared, node
-from recipes.plan.quantities import Range, total
+from recipes.plan.quantities import Range, Row, total
+from recipes.plan.render import show
 from recipes.plan.rollout_layout import rollout_of
-from recipes.plan.rollout_memory import cache_bytes
+from recipes.plan.rollout_memory import cache_bytes, fits
 from recipes.plan.settings import settings_of
+from recipes.plan.storage import queued
 from recipes.plan.trainer_memory import held, state_rows
 from recipes.plan.trainer_memory import plan as plan_trainer
 from recipes.plan.work import forward_flops
+from sat_verl.lag import LagSchedule
 
 ROOT = Path(__file__).parents[1]
 KNOWN = {**PUBLISHED, **{entry["names"][0]: entry["config"] for _, entry in shipped().values()}}
@@ -271,10 +275,10 @@ def test_megatron_splits_matrices_and_experts_and_copies_the_rest(paper):
     matrices = parts.attention + parts.embedding + parts.lm_head
     assert rank.dense == matrices / 4 + parts.router + parts.norm
     assert rank.experts == parts.experts / 4
-    by_name = {row.name: row.size.low for row in plan.trainer_memory.standing}
-    assert by_name["weights"] == 2 * rank.total
-    assert by_name["gradients"] == 4 * rank.total
-    assert by_name["optimizer"] == 0  # on the host, where it takes 12 bytes a parameter, and 4 for its gradient
+    rows = by_name(plan.trainer_memory.standing)
+    assert rows["weights"].size.low == 2 * rank.total
+    assert rows["gradients"].size.low == 4 * rank.total
+    assert rows["optimizer"].size.low == 0  # on the host, where it takes 12 bytes a parameter, and 4 for its gradient
     assert {row.name: row.size.low for row in plan.host}["optimizer on the host"] == 4 * 16 * rank.total
 
 
@@ -416,6 +420,89 @@ def test_the_optimizer_on_the_gpu_and_no_recompute_do_not_fit_and_the_plan_says_
     assert planned.remedies == ()
 
 
+def by_name(rows: Iterable[Row]) -> dict[str, Row]:
+    return {row.name: row for row in rows}
+
+
+def test_a_weight_sync_takes_its_buffers_on_both_sides(paper):
+    """As verl's own constructor documents, and as the sender by CUDA IPC allocates."""
+    cfg, plan = paper
+    bucket = cfg.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+    assert by_name(plan.trainer_memory.phases["weight sync"])["weight-sync buckets"].size == Range.exactly(2 * bucket)
+    memory = plan.rollout_memory
+    worker = by_name(memory.worker)
+    assert worker["weight-sync buckets"].size == Range.exactly(2 * bucket)
+    assert worker["weight-sync bucket, by CUDA IPC"].size == Range(bucket, 2 * bucket)
+    in_use = total(memory.worker) + by_name(memory.rows)["activations, logits"].size
+    assert memory.outside == in_use + by_name(memory.rows)["CUDA graphs"].size
+
+
+def test_what_is_outside_the_rollouts_share_must_fit_there(paper):
+    _, plan = paper
+    outside = plan.rollout_memory.outside
+
+    def verdict_with(room: float) -> str:
+        return fits(plan.rollout_memory, plan.gpu.memory, 1 - room / plan.gpu.memory)
+
+    found = [verdict_with(room) for room in (outside.high + 1, (outside.low + outside.high) / 2, outside.low - 1)]
+    assert found == ["fits", "tight", "does not fit"]
+    fewer = build(
+        changed(paper[0], actor_rollout_ref__rollout__checkpoint_engine__update_weights_bucket_megabytes=512),
+        baseline=False,
+    )
+    side = {one.gpu: one.rollout for one in fewer.verdicts}
+    assert (side["h100"], {one.gpu: one.rollout for one in plan.verdicts}["h100"]) == ("fits", "tight")
+    assert any("update_weights_bucket_megabytes" in note for note in plan.notes)
+    assert not any("update_weights_bucket_megabytes" in note for note in fewer.notes)
+
+
+def test_on_one_card_the_trainer_leaves_room_for_the_rollouts_second_process():
+    plan = planned("recipe=qwen2.5_0.5b_fsdp_vllm_1gpu")
+    beside = by_name(plan.trainer_memory.standing)["rollout, outside its share"].size
+    assert beside.high == plan.rollout_memory.outside.high > beside.low > 0
+    # Weights go through the host's shared memory, and from there in one bucket to the engine.
+    assert "weight-sync buckets" not in by_name(plan.rollout_memory.worker)
+    assert by_name(plan.trainer_memory.phases["weight sync"])["weight-sync buckets"].size.high == 0
+
+
+@pytest.mark.parametrize(
+    ("lag", "batches"), [(("broadcast", 8), 9), (("broadcast", 0), 1), (("constant", 4), 5), (("bounded", 4), 5)]
+)
+def test_transfer_queue_holds_a_window_and_what_is_ahead(paper, lag, batches):
+    _, plan = paper
+    with_routes, without = (
+        queued(plan.model, plan.work, LagSchedule(*lag), replay=replay).size for replay in (True, False)
+    )
+    assert plan.routes is not None
+    limit = with_routes.high - without.high
+    assert limit == batches * plan.routes[1] * (1024 + 31743) / (plan.work.cases["limit"].lengths.whole)
+    assert 0 < with_routes.low - without.low < limit
+    assert without.high > without.low > 8 * batches * plan.work.cases["expected"].trained  # token ids alone
+
+
+def test_the_host_holds_the_queue_of_the_papers_window(paper):
+    _, plan = paper
+    assert plan.host[-1] == queued(plan.model, plan.work, LagSchedule("broadcast", 8), replay=True)
+    assert (
+        total(plan.host).high > 0.9 * 2**40
+    )  # more than the trainer's 0.5 TiB: nine batches of up to 48 GiB of routes
+
+
+def test_a_checkpoint_has_weights_and_adams_state(paper):
+    _, plan = paper
+    assert plan.checkpoint.size == Range.exactly((2 + 12) * plan.model.parameters.total)
+
+
+def test_a_dense_plan_without_lag_speaks_neither_of_experts_nor_of_overlap():
+    cfg = changed(derived("recipe=qwen2.5_0.5b_fsdp_vllm_1gpu"), lag__steps=0)
+    plan, out = build(cfg, baseline=False), StringIO()
+    show(plan, Console(file=out, width=240))
+    text = out.getvalue()
+    for word in ("expert", "router", "overlap", "share one GPU", "bottleneck"):
+        assert word not in text
+    assert "in turn" in text
+
+
 def peak_of(plan: Plan, **changes: object) -> Range:
     return plan_trainer(plan.model, replace(plan.trainer, **changes), 0, replay=False).peak
 
@@ -472,6 +559,7 @@ def test_an_arm_differs_from_its_baseline_in_its_method_alone(algorithm):
     found = compare(derived(f"algorithm={algorithm}", "steps=12", "seed=3"))
     assert found is not None
     assert found.baseline == (f"algorithm={parent(algorithm)}",)
+    assert found.arm == f"{parent(algorithm)}, correction none, routing_replay none, lag 1"
     assert found.differences
     assert found.others == ()
 

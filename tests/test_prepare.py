@@ -9,13 +9,15 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from eval import benchmarks
+from eval.benchmarks import rows as files
 from eval.benchmarks import sources
 from eval.benchmarks.load import MATH_PROMPT
 from eval.prompts import conversation
 from recipes.errors import ConfigError
-from recipes.prepare import build, decontaminate, prepare
+from recipes.prepare import build, decontaminate, distinct, prepare
 from recipes.prepare.__main__ import main
-from recipes.prepare.distinct import normalise
+from recipes.prepare.distinct import canonical, normalise
+from recipes.prepare.out import alone
 from recipes.prepare.sets import DAPO_WRAPPER, MIXTURES, SETS
 from recipes.prepare.settings import parse
 from sat_verl.reward import compute_score
@@ -48,7 +50,7 @@ def dapo_row(text, answer, index):
 
 def dapo_rows(copies=20):
     rows = [dapo_row(statement(n), n * n % 1000, n) for n in range(12)]
-    rows.append(dapo_row(statement(3).replace(" and ", "  AND "), 9, 100))  # another row, the same problem
+    rows.append(dapo_row(statement(3).replace(" and ", "  and "), 9, 100))  # another row, the same problem
     rows.append(dapo_row(statement(200), 1, 101))
     rows.append(dapo_row(statement(200).replace("$n=", "$n = "), 2, 102))  # the same problem with another answer
     rows.append(dapo_row("设 $x$ 为整数，求 $x^2=4$ 的正解。", 2, 103))
@@ -194,6 +196,89 @@ def test_rows_of_one_text_with_two_answers_are_contradicted(tmp_path):
     made = run([path, f"out={tmp_path / 'o'}", "skip=math500"])
     assert made.manifest["rows"] == 1
     assert made.manifest["contradicted"] == ["set:0"]
+
+
+def jsonl(path, *rows):
+    """A file of (statement, answer) or (statement, answer, id)."""
+    path.parent.mkdir(exist_ok=True)
+    named = [dict(zip(("problem", "answer", "id"), row, strict=False)) for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in named))
+    return path
+
+
+def test_an_id_that_is_used_twice_drops_no_other_problem(tmp_path, aime):
+    rows = [(statement(1), 1, "x"), (statement(1), 2, "x"), (statement(2), 3, "x"), (statement(3), 4, "x")]
+    of24 = (aime["aime24"][0].statement, 204, "y")
+    path = jsonl(tmp_path / "set.jsonl", *rows, (statement(4), 5, "y"), of24)
+    made = run([path, f"out={tmp_path / 'o'}", "skip=math500"])
+    assert [text.partition("$ and")[0][-3:] for text in texts(made)] == ["n=2", "n=3", "n=4"]
+    assert made.manifest["sets"][0]["kept"] == made.manifest["rows"] == 3
+    assert made.manifest["contradicted"] == ["set:x"]
+    assert made.manifest["contaminated"]["problems"] == 1
+
+
+def test_sets_that_cannot_be_told_apart_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "d1/cc.jsonl", (statement(1), 1))
+    jsonl(tmp_path / "d2/cc.jsonl", (statement(2), 1))
+    (tmp_path / "link.jsonl").symlink_to("d1/cc.jsonl")
+    for words, problem in (
+        ("d1/cc.jsonl+d2/cc.jsonl", "have this name both"),
+        ("d1/cc.jsonl+./d1/cc.jsonl", "names a set twice"),
+        ("d1/cc.jsonl+link.jsonl", "names a set twice"),
+    ):
+        error = refusal([words, "out=o", "skip=math500"])
+        assert (error.setting, problem in error.problem) == ("set", True)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rows"),
+    [(1.0, 1, 1), ("1", 1, 1), ("0.5", "\\frac12", 1), (["1"], "1", 1), (["1", "2"], "1", 0), ("1", "1.5", 0)],
+)
+@pytest.mark.parametrize("copy", [statement(1), statement(1).replace(" ", "  ")])
+def test_answers_contradict_each_other_if_the_grader_says_so(one, other, copy, rows, tmp_path):
+    path = jsonl(tmp_path / "set.jsonl", (statement(1), one), (copy, other), (statement(2), 1))
+    settings = parse([str(path), f"out={tmp_path / 'o'}"]).sets[0]
+    got = distinct.collect(settings.known, [files.read(path)], settings.columns, lambda *_: None)
+    assert len(distinct.merge([got], keep_contradicted=False).problems) == rows + 1
+
+
+def test_a_set_of_contradictions_alone_is_refused_as_such(tmp_path):
+    path = jsonl(tmp_path / "set.jsonl", (statement(1), 1), (statement(1), 2))
+    error = refusal([path, f"out={tmp_path / 'o'}", "skip=math500"])
+    assert error.setting == "contradicted"
+    assert "set:0" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Let N=5 and n=7. Find N.", "Let N=5 and n=7. Find n.", False),
+        ("List 1. 5", "List 1.5", False),
+        ("List 1. (5)", "List 1.(5)", False),
+        ("Find  $x + 1$\n. Then", "Find $x+1$. Then", True),
+        ("Find 1 .5", "Find 1.5", False),
+        ("caf\u00e9", "cafe\u0301", True),
+    ],
+)
+def test_what_is_merged_as_one_problem(one, other, same):
+    assert (canonical(one) == canonical(other)) is same
+
+
+def test_another_saved_split_below_a_folder_of_the_splits_name(tmp_path):
+    """Data of other splits do not count, new data do."""
+    path = tmp_path / "train/ds"
+    words = [path, f"out={tmp_path / 'o'}", "skip=math500"]
+    for size in (1, 2):
+        rows = {
+            split: Dataset.from_list([{"problem": statement(n), "answer": 1} for n in range(count)])
+            for split, count in (("train", size), ("validation", 3))
+        }
+        DatasetDict(rows).save_to_disk(path)
+        made = run(words)
+        assert not made.reused
+        assert made.manifest["rows"] == size
+        assert [name.split("/")[0] for name in made.manifest["sets"][0]["sha256"]] == ["train"]
 
 
 # --- known counts and digests
@@ -389,6 +474,57 @@ def test_foreign_files_are_not_touched(dapo, tmp_path):
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
 
 
+# --- the folder that is written
+
+
+def test_a_folder_is_written_by_one_command_at_a_time(tmp_path):
+    words = [jsonl(tmp_path / "set.jsonl", (statement(1), 1)), f"out={tmp_path / 'o'}", "skip=math500"]
+    with alone(tmp_path / "o"):
+        error = refusal(words)
+    assert (error.setting, str(error.value)) == ("out", str(tmp_path / "o"))
+    assert "another run" in error.problem
+    assert run(words).manifest["rows"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["o", "set.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("out", "problem"),
+    [
+        ("dangling", "is not there"),
+        ("loop", "loop"),
+        ("set.jsonl/o", "is a file"),
+        ("a\0b", "null"),
+        ("x" * 250, "bytes"),
+        ("x" * 300, "too long"),
+        (".", "in use"),
+        ("locked/o", "cannot be written to"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(out, problem, tmp_path, monkeypatch):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    (inside / "dangling").symlink_to("nowhere")
+    (inside / "loop").symlink_to("loop")
+    (inside / "set.jsonl").write_text("this is not read")
+    (inside / "locked").mkdir(mode=0o500)
+    monkeypatch.setattr("os.access", lambda path, mode: path.stat().st_mode & 0o200)  # root may write anywhere
+    before = sorted(inside.iterdir())
+    error = refusal(["set.jsonl", f"out={out}", "skip=math500"])
+    assert error.setting == "out"
+    assert problem in error.problem.lower()
+    assert sorted(inside.iterdir()) == before
+    assert list(tmp_path.iterdir()) == [inside]
+
+
+def test_a_link_to_an_empty_folder_stays_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    run([jsonl(tmp_path / "set.jsonl", (statement(1), 1)), f"out={tmp_path / 'link'}", "skip=math500"])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / build.TRAIN).is_file()
+
+
 # --- the command line
 
 
@@ -398,6 +534,10 @@ def test_foreign_files_are_not_touched(dapo, tmp_path):
         (["dapo"], "set"),
         (["gsm8k+gsm8k"], "set"),
         (["gsm8k", "prompt=Solve"], "prompt.template"),
+        (["gsm8k", "prompt=5"], "prompt.template"),
+        (["gsm8k", "against=,"], "against"),
+        ([""], "set"),
+        (["gsm8k+"], "set"),
         (["gsm8k", "contaminated=maybe"], "contaminated"),
         (["gsm8k", "sourse=x"], "sourse"),
         (["gsm8k+dolci_math", "source=x"], "source"),
@@ -423,3 +563,4 @@ def test_the_command(dapo, tmp_path, capsys):
     assert "NOT checked against math500" in written.err
     assert main(["dapo_math_17k", f"out={out}", "source=/nonexistent.parquet"]) == 2
     assert main([]) == 2
+    assert parse(["gsm8k", "out=--5"]).out.name == "--5"

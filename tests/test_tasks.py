@@ -366,6 +366,7 @@ def test_command_line(tmp_path, capsys):
     [
         (["write", "task=chain"], "out: it is missing"),
         (["write", "task=chain", "out=x", "seed=x"], "seed=x: it is not a whole number"),
+        (["write", "task=chain", "out=x", "seed=--5"], "seed=--5: it is not a whole number"),
         (["write", "task=chain", "out=x", "out=y"], "given twice"),
         (["write", "task=chain", "out"], "not of the form name=value"),
         (["write", "task=chain", "out=x", "digts=3"], "task.difficulty.digts=3"),

@@ -85,7 +85,7 @@ def problems(rows: Sequence[Row], columns: Columns, origin: str, data_source: st
         where = f"row {place} of {origin}"
         source = row.get("data_source") or data_source
         found.append(
-            _problem(_id(row, key, place), row.get(problem), _gold(row.get(answer), answer, where), source, where)
+            _problem(_id(row, key, place), row.get(problem), gold_answer(row.get(answer), answer, where), source, where)
         )
     return found
 
@@ -120,8 +120,17 @@ def _problem(key: str, statement: Any, gold: str | list[str], source: Any, where
     return Problem(id=key, statement=statement, gold=gold, data_source=source)
 
 
-def _gold(value: Any, column: str, where: str) -> str | list[str]:
-    """The answer as the grader takes it: text, or several texts of which any is right."""
+def gold_answer(value: Any, column: str, where: str) -> str | list[str]:
+    """The answer as the grader takes it: text, or several texts of which any is right.
+
+    Args:
+        value: as the row has it.
+        column: where; of a solution the last box counts.
+        where: which row of what, for the message.
+
+    Raises:
+        ConfigError: it is no usable answer.
+    """
     if isinstance(value, str):
         if FINAL_ANSWER in value:
             value = value.rpartition(FINAL_ANSWER)[2].strip()
@@ -148,7 +157,7 @@ def _from_verl(row: Row, place: int, key: str | None, origin: str) -> Problem:
     name = _id(row, key, place if fallback is None else fallback)
     answer = row.get("reward_model")
     truth = answer.get("ground_truth") if isinstance(answer, dict) else None
-    gold = _gold(truth, "reward_model.ground_truth", where)
+    gold = gold_answer(truth, "reward_model.ground_truth", where)
     return _problem(name, turn.get("content"), gold, row.get("data_source") or "math", where)
 
 

@@ -11,6 +11,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.errors import ConfigError
+from sat_verl.routes import EXPERTS, PER_TOKEN
+
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "moe_intermediate_size", "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+_EXPERTS = (*EXPERTS, *PER_TOKEN, "decoder_sparse_step")
+"""0 in configs of dense models."""
+_FIX = "give a causal language model of Hugging Face's format"
+
 _QWEN = {"vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 32768}
 _QWEN3 = _QWEN | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 128}
 _QWEN25 = _QWEN | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
@@ -39,12 +50,16 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 ``config.json`` is here, which then wins, and is compared with this."""
 
 
+class UnknownModelError(ConfigError):
+    """A model that a run may be able to load, and of which too little is known here to plan it."""
+
+
 @dataclass(frozen=True)
 class Described:
     """A model's config.
 
     Attributes:
-        numbers: as in its ``config.json``.
+        numbers: as in its ``config.json``; of a multi-modal model, with those of its text part on top.
         source: that file, or in words where the numbers are from.
         differing: names of the numbers in :data:`PUBLISHED` that the file has otherwise, with both values.
     """
@@ -58,6 +73,9 @@ def describe(cfg: DictConfig) -> Described | None:
     """The config of a run's model; None of one that is neither on this machine nor in :data:`PUBLISHED`.
 
     Nothing is downloaded: a model from the hub is looked for in the hub's local cache.
+
+    Raises:
+        ConfigError: its ``config.json`` cannot be read, or has sizes that are none.
     """
     if cfg.model.name != "hf":
         from recipes.models.architectures import ARCHITECTURES
@@ -69,9 +87,43 @@ def describe(cfg: DictConfig) -> Described | None:
     name = str(cfg.model.path)
     published, file = PUBLISHED.get(name), _config_file(name)
     if file is not None:
-        numbers = json.loads(file.read_text())
+        numbers = read(file)
         return Described(numbers, str(file), _differing(published or {}, numbers))
     return None if published is None else Described(published, "the published numbers (recipes/models/published.py)")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The numbers of a ``config.json``; the text part of a multi-modal one lies on top of the rest.
+
+    Sizes that differ from layer to layer (lists) are left out: nothing here computes with them.
+
+    Raises:
+        ConfigError: not a JSON object in UTF-8, or a size that is no whole number of at least 1.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))  # as transformers, which takes no byte-order mark
+    except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's errors are ValueErrors
+        reason = str(error).splitlines()[0]
+        raise ConfigError("model", file, f"it cannot be read as JSON in UTF-8 ({reason})", _FIX) from error
+    text = found.get("text_config") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(text, dict | None):
+        what = "it" if not isinstance(found, dict) else "its text_config"
+        raise ConfigError("model", file, f"{what} must be an object of JSON", _FIX)
+    numbers = {key: value for key, value in {**found, **(text or {})}.items() if key != "text_config"}
+    for names, least in ((_SIZES, 1), (_EXPERTS, 0)):
+        for name in names:
+            value = numbers.get(name)
+            if isinstance(value, list):
+                del numbers[name]
+            elif value is not None and (type(value) is not int or value < least):
+                problem = f"its {name} is {json.dumps(value)}, and must be a whole number of at least {least}"
+                raise ConfigError("model", file, problem, _FIX)
+    dense = numbers.get("mlp_only_layers")
+    if not isinstance(dense, list | None) or not all(type(layer) is int for layer in dense or ()):
+        raise ConfigError("model", file, "its mlp_only_layers must be a list of layers", _FIX)
+    if any(numbers.get(name) for name in EXPERTS) and numbers.get("num_hidden_layers") is None:
+        raise ConfigError("model", file, "it has experts, and no num_hidden_layers", _FIX)
+    return numbers
 
 
 def _config_file(name: str) -> Path | None:

@@ -17,18 +17,21 @@ from recipes.plan.render import show
 __all__ = ["PLAN_FILE", "Plan", "build", "report"]
 
 
-def report(cfg: DictConfig, console: Console | None = None, run_dir: Path | str | None = None) -> Plan:
+def report(
+    cfg: DictConfig, console: Console | None = None, run_dir: Path | str | None = None, *, hub: bool = True
+) -> Plan:
     """Plan a run, print the plan, and write it as ``plan.json`` if a run folder is given.
 
     Args:
         cfg: composed and derived, of any backend.
         console: where it is printed; by default, standard output.
         run_dir: folder for ``plan.json``, made if it is not there.
+        hub: whether the hub is asked for a model that is not here.
 
     Raises:
         ConfigError: see :func:`build`.
     """
-    plan = build(cfg)
+    plan = build(cfg, hub=hub)
     show(plan, console or Console())
     if run_dir is not None:
         plan.write(Path(run_dir))

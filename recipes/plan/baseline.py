@@ -47,11 +47,13 @@ class Comparison:
 
     Attributes:
         baseline: the words that make the baseline of the run.
+        arm: what the baseline is: ``gspo, correction none, routing_replay r3, lag 8``.
         differences: all of them, in the order of their names.
         left_out: overrides of the run that the baseline does not have, with its reason.
     """
 
     baseline: tuple[str, ...]
+    arm: str
     differences: tuple[Difference, ...]
     left_out: tuple[str, ...] = ()
 
@@ -78,6 +80,15 @@ def _words(cfg: DictConfig, wanted: str | None) -> tuple[str, ...] | None:
     if cfg.routing_replay.mode != "none":
         return ("routing_replay.mode=none",)
     return None
+
+
+def _arm(cfg: DictConfig) -> str:
+    """Algorithm, correction, replay and lag of a config."""
+    schedule = "" if cfg.lag.schedule == "broadcast" else f"{cfg.lag.schedule} "
+    return (
+        f"{cfg.choices.algorithm}, correction {cfg.choices.correction}, routing_replay {cfg.routing_replay.mode}, "
+        f"lag {schedule}{cfg.lag.steps}"
+    )
 
 
 def _name(override: str) -> str:
@@ -153,4 +164,4 @@ def compare(cfg: DictConfig, wanted: str | None = None) -> Comparison | None:
     for key in ("data.train_files", "data.val_files", "actor_rollout_ref.model.path"):
         if key in run and key in baseline and baseline[key] != run[key]:
             baseline[key] = run[key]
-    return Comparison(words, differences(run, baseline), tuple(left_out))
+    return Comparison(words, _arm(other), differences(run, baseline), tuple(left_out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,21 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.errors import ConfigError
-from recipes.plan import rollout_memory, timing, trainer_memory
+from recipes.guards import PLAN_FILE
+from recipes.plan import rollout_memory, storage, timing, trainer_memory
 from recipes.plan.baseline import Comparison, compare
 from recipes.plan.find import find
 from recipes.plan.gpus import GPUS, Gpu
-from recipes.plan.layout import Trainer, select, trainer_of
+from recipes.plan.layout import Trainer, trainer_of
 from recipes.plan.model import Model
-from recipes.plan.quantities import Memory, Range, Row
+from recipes.plan.quantities import ZERO, Memory, Range, Row, total
 from recipes.plan.remedies import Remedy, remedies
-from recipes.plan.rollout_layout import ROLLOUT, Rollout, rollout_of
+from recipes.plan.rollout_layout import Rollout, rollout_of, sync_of
 from recipes.plan.rollout_memory import RolloutMemory
 from recipes.plan.settings import Settings, settings_of
 from recipes.plan.timing import Machine, Time
 from recipes.plan.work import Work, work_of
-
-PLAN_FILE = "plan.json"
+from recipes.schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Plan:
         settings: what is assumed.
         gpu: the type that the rows of memory and time are for (of a CPU run without ``plan.gpu``: h100, for its memory
             alone).
-        trainer_memory, rollout_memory, host: memory of a GPU of each side, and of the host beside the trainer.
+        trainer_memory, rollout_memory, host: memory of a GPU of each side, and of the host of a trainer's node that
+            holds TransferQueue as well.
+        checkpoint: bytes of one on disk.
         verdicts: for every known GPU type.
         remedies: changes that would make the trainer fit, if it does not surely.
         work: samples, tokens and arithmetic.
@@ -67,6 +69,7 @@ class Plan:
     trainer_memory: Memory
     rollout_memory: RolloutMemory
     host: tuple[Row, ...]
+    checkpoint: Row
     verdicts: tuple[Verdict, ...]
     remedies: tuple[Remedy, ...]
     work: Work
@@ -79,6 +82,7 @@ class Plan:
         """Everything, as ``plan.json`` has it; sizes in bytes, times in seconds."""
         out = asdict(self)
         out["trainer_memory"]["peak"] = asdict(self.trainer_memory.peak)
+        out["host_total"] = asdict(total(self.host))
         out["model"]["parameters"]["total"] = self.model.parameters.total
         out["model"] |= {"active": self.model.active, "matmul": self.model.matmul}
         out["note"] = "Estimates from formulas; no GPU run stands behind them (recipes/plan/README.md)."
@@ -122,14 +126,10 @@ def _expected(settings: Settings) -> Range:
     return Range(low, high)
 
 
-def _rollout(model: Model, rollout: Rollout, gpu: Gpu, settings: Settings, window: int) -> RolloutMemory:
-    return rollout_memory.plan(model, rollout, gpu.memory, _expected(settings), window)
-
-
-def _verdicts(model: Model, rollout: Rollout, settings: Settings, peak: Range, window: int) -> tuple[Verdict, ...]:
+def _verdicts(rollout: Rollout, peak: Range, generating_on: Callable[[Gpu], RolloutMemory]) -> tuple[Verdict, ...]:
     found = []
     for name, gpu in GPUS.items():
-        generating = _rollout(model, rollout, gpu, settings, window)
+        generating = generating_on(gpu)
         side = rollout_memory.fits(generating, gpu.memory, rollout.utilization)
         found.append(Verdict(name, verdict(peak, room(rollout, gpu)), side))
     return tuple(found)
@@ -150,31 +150,39 @@ def _routes(cfg: DictConfig, model: Model, responses: int) -> tuple[int, int] | 
     return response, response * responses
 
 
-def build(cfg: DictConfig, *, baseline: bool = True) -> Plan:
+def build(cfg: DictConfig, *, baseline: bool = True, hub: bool = True) -> Plan:
     """Plan a run.
 
     Args:
         cfg: composed and derived (:func:`recipes.compose.compose`, :func:`recipes.derive.derive`), of any backend.
         baseline: whether the run's baseline is composed and compared as well.
+        hub: whether the hub is asked for a model that is not here.
 
     Raises:
         ConfigError: a model that is not described anywhere, ranks that cannot be split, bad settings of ``plan``.
     """
-    model = find(cfg)
+    model = find(cfg, hub=hub)
     settings = settings_of(cfg, model)
     trainer, rollout = trainer_of(cfg), rollout_of(cfg)
     gpu = settings.gpu or GPUS["h100"]
     work = work_of(cfg, model, trainer, settings)
     window = work.window * work.responses
     routes = _routes(cfg, model, work.responses)
-    bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
-    if select(cfg, ROLLOUT + "checkpoint_engine.backend") == "shm":
-        bucket = 0  # in shared memory of the host
+    sync = sync_of(cfg)
+    bucket = sync.bucket if sync.nccl else 0
+
+    def generate(card: Gpu) -> RolloutMemory:
+        return rollout_memory.plan(model, rollout, card.memory, _expected(settings), window, sync)
+
+    generating = generate(gpu)
+    # The buffers of a weight sync need not stand while the trainer is at its peak.
+    beside = Range(rollout_memory.WORKER_CONTEXT.low, generating.outside.high) if rollout.shared else ZERO
 
     def train(layout: Trainer) -> Memory:
-        return trainer_memory.plan(model, layout, bucket, replay=routes is not None)
+        return trainer_memory.plan(model, layout, bucket, replay=routes is not None, beside=beside)
 
-    training, generating = train(trainer), _rollout(model, rollout, gpu, settings, window)
+    training = train(trainer)
+    host = trainer_memory.host_rows(model, trainer, cfg.trainer.n_gpus_per_node)
     time = None
     if settings.gpu is not None:
         machine = Machine(model, trainer, rollout, generating, gpu, settings)
@@ -182,8 +190,8 @@ def build(cfg: DictConfig, *, baseline: bool = True) -> Plan:
     return Plan(
         run=_run(cfg), model=model, trainer=trainer, rollout=rollout, settings=settings, gpu=gpu,
         trainer_memory=training, rollout_memory=generating,
-        host=trainer_memory.host_rows(model, trainer, cfg.trainer.n_gpus_per_node),
-        verdicts=_verdicts(model, rollout, settings, training.peak, window),
+        host=(*host, storage.queued(model, work, schedule_of(cfg), replay=routes is not None)),
+        checkpoint=storage.checkpoint(model, trainer), verdicts=_verdicts(rollout, training.peak, generate),
         remedies=remedies(trainer, room(rollout, gpu), lambda layout: train(layout).peak),
         work=work, time=time, routes=routes, comparison=compare(cfg, settings.baseline) if baseline else None,
         notes=tuple(_notes(cfg, model, rollout, training, generating)),
@@ -213,7 +221,7 @@ def _notes(cfg: DictConfig, model: Model, rollout: Rollout, training: Memory, ge
         )
     if not model.exact:
         notes.append(f"{model.family} is counted in transformers' modules; activations are those of a Llama-like layer")
-    if rollout.shared:
+    if rollout.shared and cfg.lag.steps:
         notes.append("trainer and rollout share one GPU: a step takes between the longer of the two and both together")
     if cfg.backend.name == "cpu":
         notes.append("the run is on CPUs; the rows say what it would take on GPUs of that type with the same settings")

@@ -10,29 +10,37 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.errors import ConfigError
-from recipes.models.published import PUBLISHED, describe
-from recipes.plan.model import Model, model_of
+from recipes.models.published import PUBLISHED, UnknownModelError, describe
+from recipes.plan.model import MissingSizeError, Model, model_of
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
 
 
-def find(cfg: DictConfig) -> Model:
+def find(cfg: DictConfig, *, hub: bool = True) -> Model:
     """The model of a composed and derived config.
 
+    Args:
+        cfg: composed and derived.
+        hub: whether the hub is asked for a model that is not here.
+
     Raises:
-        ConfigError: no description of it is here, or the hub is not reached.
+        UnknownModelError: no description of it is here, or none that it can be counted by.
+        ConfigError: its description cannot be read.
     """
-    name, described, source = _described(cfg)
+    name, described, source = _described(cfg, hub=hub)
     override = OmegaConf.select(cfg, "actor_rollout_ref.model.override_config") or {}
     kept = {key: value for key, value in dict(override).items() if key in described}
     try:
         return model_of({**described, **kept}, name, source)
-    except KeyError as error:
-        problem = f"its config.json has no {error.args[0]}"
-        raise ConfigError("model", name, problem, "give a causal language model of Hugging Face's format") from error
+    except MissingSizeError as error:
+        problem = f"its config.json has no {error}"
+    except Exception as error:  # transformers raises many kinds for what it does not know or cannot build
+        lines = str(error).strip().splitlines() or [""]
+        problem = f"transformers cannot build it from its config.json ({type(error).__name__}: {lines[0].rstrip('.')})"
+    raise UnknownModelError("model", name, problem, "give a causal language model of Hugging Face's format")
 
 
-def _described(cfg: DictConfig) -> tuple[str, Mapping[str, Any], str]:
+def _described(cfg: DictConfig, *, hub: bool) -> tuple[str, Mapping[str, Any], str]:
     """Name, config and source of a run's model."""
     if cfg.model.name != "hf":
         return cfg.model.name, _tiny(cfg.model.name), "recipes/models/architectures.py"
@@ -47,6 +55,9 @@ def _described(cfg: DictConfig) -> tuple[str, Mapping[str, Any], str]:
     if short in known:
         file, entry = known[short]
         return name, entry["config"], f"recipes/plan/architectures/{file.name} ({name} has no config.json here)"
+    if not hub:
+        problem = "no config.json of it is here, and the hub is not asked"
+        raise UnknownModelError("model", name, problem, "load the model, or give a folder with its config.json")
     return name, _from_hub(name), "the hub"
 
 
@@ -66,7 +77,8 @@ def _from_hub(name: str) -> Mapping[str, Any]:
     except Exception as error:  # of the network, of the hub, of the name: whichever, it is not here
         names = ", ".join([*PUBLISHED, *(entry["names"][0] for _, entry in shipped().values())])
         fix = f"give a folder with its config.json, or one of {names}"
-        raise ConfigError("model", name, "no config.json of it is here, and the hub was not reached", fix) from error
+        problem = "no config.json of it is here, and the hub was not reached"
+        raise UnknownModelError("model", name, problem, fix) from error
     return described
 
 

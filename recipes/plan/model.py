@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sat_verl.routes import Router, router_of
+from sat_verl.routes import Router, expert_layers, router_of
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Values of ``model_type`` that are counted in closed form; others are built on torch's meta device."""
+
+_NEEDED = (
+    "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "intermediate_size",
+)  # fmt: skip
+
+
+class MissingSizeError(KeyError):
+    """A config has no such dimension; the message is its name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -106,15 +117,6 @@ class Model:
         return self.vocab * self.hidden
 
 
-def _moe_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Layers with experts, by the rule of transformers' Qwen3-MoE."""
-    if not config.get("num_experts"):
-        return 0
-    dense = set(config.get("mlp_only_layers") or ())
-    step = config.get("decoder_sparse_step") or 1
-    return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
-
-
 def _closed_form(config: Mapping[str, Any], shape: Mapping[str, int], tied: bool, qk_norm: bool) -> Parameters:
     """Parameters of the families in :data:`FAMILIES`, from the modules that transformers builds for them."""
     hidden, layers, moe = shape["hidden"], shape["layers"], shape["moe_layers"]
@@ -171,13 +173,16 @@ def model_of(config: Mapping[str, Any], name: str, source: str) -> Model:
         source: where the config comes from, for the plan.
 
     Raises:
-        KeyError: a dimension is missing.
+        MissingSizeError: a dimension is missing.
     """
-    config = {**config, **config["text_config"]} if "text_config" in config else config
+    config = {**config, **(config.get("text_config") or {})}
+    for needed in _NEEDED:
+        if config.get(needed) is None:
+            raise MissingSizeError(needed)
     family = config["model_type"]
     layers, hidden, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
     router = router_of(config)
-    moe = _moe_layers(config, layers) if family == "qwen3_moe" else (layers if router else 0)
+    moe = expert_layers(config) if router else 0
     shape = {
         "layers": layers,
         "hidden": hidden,

@@ -16,7 +16,7 @@ from recipes.derive import derive
 from recipes.plan.build import Plan, build
 from recipes.plan.gpus import GPUS
 from recipes.plan.layout import ACTOR, select
-from recipes.plan.quantities import count, size
+from recipes.plan.quantities import count, size, total
 from recipes.plan.render import seconds, sizes, span
 from recipes.plan.rollout_layout import ROLLOUT
 
@@ -142,8 +142,12 @@ def _planned(plan: Plan) -> list[str]:
         f"- KV cache of the rollout's GPUs ({plan.gpu.title}): {sizes(plan.rollout_memory.cache)} each, "
         f"{span(plan.rollout_memory.full, '{:.0f}')} sequences of {plan.rollout.length} tokens on a server of "
         f"TP {plan.rollout.tensor}.",
+        f"- Outside the rollout's share of a GPU: {sizes(plan.rollout_memory.outside)} of "
+        f"{size(plan.gpu.memory * (1 - plan.rollout.utilization))}.",
     ]
     lines += [f"- {row.name[:1].upper()}{row.name[1:]}: {sizes(row.size)} on the node." for row in plan.host]
+    lines.append(f"- Host memory together: {sizes(total(plan.host))}.")
+    lines.append(f"- A checkpoint: {sizes(plan.checkpoint.size)} on disk.")
     if plan.routes is not None:
         one, step = plan.routes
         lines.append(f"- Routes: at most {size(one)} a response, {size(step)} an iteration.")

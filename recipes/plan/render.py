@@ -107,9 +107,10 @@ def _time(plan: Plan) -> Table | None:
         f"{span(settings.step_floor_ms)} ms a step at least, and the longest response alone"
     )
     servers = f"{span(time.running, '{:.0f}')} sequences at once on each of {plan.rollout.replicas} servers"
-    overlap = f"bottleneck: {time.bottleneck}; " + (
-        f"overlap hides {time.hidden.low:.0%} to {time.hidden.high:.0%} of both" if time.hidden.high else "no overlap"
-    )
+    overlap = "trainer, rollout and weight sync in turn"
+    if time.hidden.high:
+        hidden = f"overlap hides {time.hidden.low:.0%} to {time.hidden.high:.0%} of both"
+        overlap = f"bottleneck: {time.bottleneck}; {hidden}"
     validations = "without validations: how many problems they have is not known"
     if time.validation is not None:
         validations = f"{plan.work.validations} validations, {seconds(time.validation)}"
@@ -140,10 +141,12 @@ def _comparison(console: Console, plan: Plan) -> None:
         console.print("baseline  none: this arm is one itself", highlight=False)
         return
     if not found.differences:
-        console.print(f"baseline  {' '.join(found.baseline)}: no setting differs", highlight=False)
-    table = _table(f"differences from the baseline, {' '.join(found.baseline)}", "setting", "run", "baseline", "")
+        console.print(f"baseline  {found.arm}: no setting differs", highlight=False)
+    title = f"differences from the baseline: {found.arm}"
+    table = _table(title, "setting", "run", "baseline", *(["remark"] if found.others else []))
     for one in found.differences:
-        table.add_row(one.setting, str(one.run), str(one.baseline), "" if one.method else "[red]not of a method")
+        remark = "" if one.method else "[red]not of a method"
+        table.add_row(one.setting, str(one.run), str(one.baseline), *([remark] if found.others else []))
     if found.differences:
         console.print(table)
     for words in found.left_out:
@@ -159,15 +162,17 @@ def _memory_of_both(console: Console, plan: Plan) -> None:
     memory, own, sources = plan.trainer_memory, plan.rollout_memory, console.width >= 140  # plan.json has them as well
     console.print(_memory(memory.title, (("standing", memory.standing), *memory.phases.items()), sources=sources))
     _say(console, f"peak      {sizes(memory.peak)} of {size(room(plan.rollout, plan.gpu))}")
-    console.print(_memory("a GPU that generates", (("beside the KV cache", own.rows),), sources=sources))
+    groups = (("beside the KV cache", own.rows), ("outside gpu_memory_utilization, at a weight sync", own.worker))
+    console.print(_memory("a GPU that generates", groups, sources=sources))
     _say(
         console,
         f"KV cache  {sizes(own.cache)} at gpu_memory_utilization {plan.rollout.utilization}, {own.token} B a token: "
         f"{span(own.tokens, '{:.0f}')} tokens, {span(own.full, '{:.1f}')} sequences of {plan.rollout.length}, "
         f"{span(own.running, '{:.0f}')} of the assumed lengths at once of {own.needed} in a window",
     )
-    if plan.host:
-        console.print(_memory("host memory of a node that trains", (("together", plan.host),), sources=sources))
+    title = "host memory of a node that trains and holds TransferQueue"
+    console.print(_memory(title, (("together", plan.host),), sources=sources))
+    _say(console, f"checkpoint  {sizes(plan.checkpoint.size)} on disk: {plan.checkpoint.formula}")
     console.print(_verdicts(plan))
     if plan.remedies:
         table = _table(f"what would help on {plan.gpu.title}, one on top of the other", "overrides", "costs", "peak")

@@ -49,6 +49,20 @@ class Rollout:
     shared: bool = False
 
 
+@dataclass(frozen=True)
+class Sync:
+    """The weight sync: bytes of a bucket, and whether buckets go by NCCL (else through the host's shared memory)."""
+
+    bucket: int
+    nccl: bool = True
+
+
+def sync_of(cfg: DictConfig) -> Sync:
+    """The weight sync of a config."""
+    bucket = int(select(cfg, ROLLOUT + "checkpoint_engine.update_weights_bucket_megabytes", 2048)) * 2**20
+    return Sync(bucket, select(cfg, ROLLOUT + "checkpoint_engine.backend") != "shm")
+
+
 def rollout_of(cfg: DictConfig) -> Rollout:
     """The rollout's layout.
 

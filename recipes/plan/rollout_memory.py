@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from recipes.plan.model import Model
 from recipes.plan.quantities import GIB, Range, Row, count, size, total
-from recipes.plan.rollout_layout import Rollout
+from recipes.plan.rollout_layout import Rollout, Sync
 
 GRAPHS = Range(0.3 * GIB, 2.5 * GIB)
 """CUDA graphs of vLLM and SGLang; they depend on the captured sizes; not measured here."""
 CONTEXT = Range(0.6 * GIB, 2.0 * GIB)
 """CUDA context, NCCL and what else is not torch's; not measured here."""
+WORKER_CONTEXT = Range(0.4 * GIB, 1.5 * GIB)
+"""CUDA context and NCCL of verl's worker, a second process on the GPU; not measured here."""
 SAMPLER_COPIES = Range(1.0, 3.0)
 """Float32 copies of the logits of one decoding step, for log-probs and sampling."""
 
@@ -22,8 +24,10 @@ class RolloutMemory:
 
     Attributes:
         rows: what stands beside the KV cache.
+        worker: what verl's process for the weight sync takes, outside the engine's share.
         cache: bytes of the KV cache.
-        outside: bytes beyond the share that the engine is told to take (SGLang's activations and graphs).
+        outside: bytes beyond the share that the engine is told to take: ``worker``, and SGLang's activations and
+            graphs.
         token: bytes of one token in the cache of this GPU.
         tokens: tokens that the cache of one server holds.
         full: sequences of the greatest length that it holds.
@@ -33,6 +37,7 @@ class RolloutMemory:
     """
 
     rows: tuple[Row, ...]
+    worker: tuple[Row, ...]
     cache: Range
     outside: Range
     token: int
@@ -75,7 +80,23 @@ def _activations(model: Model, rollout: Rollout) -> Row:
     return Row("activations, logits", Range(low, high), words, "vLLM profiles this at its start")
 
 
-def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window: int) -> RolloutMemory:
+def _worker(rollout: Rollout, sync: Sync) -> tuple[Row, ...]:
+    """verl's worker beside the engine: it receives the weights and hands them over."""
+    passed = Range(sync.bucket, 2 * sync.bucket) if rollout.engine == "sglang" else Range.exactly(sync.bucket)
+    copies = "1 to 2" if rollout.engine == "sglang" else "1"
+    rows = [
+        Row("second CUDA context, NCCL", WORKER_CONTEXT, "0.4 to 1.5 GiB", "assumed"),
+        Row("weight-sync bucket, by CUDA IPC", passed, f"{copies} x update_weights_bucket_megabytes",
+            "verl bucketed_weight_transfer; sglang_rollout"),
+    ]  # fmt: skip
+    if sync.nccl:
+        both = Range.exactly(2 * sync.bucket)
+        words = "2 x update_weights_bucket_megabytes, to receive and to send"
+        rows.append(Row("weight-sync buckets", both, words, "verl nccl_checkpoint_engine.prepare"))
+    return tuple(rows)
+
+
+def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window: int, sync: Sync) -> RolloutMemory:
     """Memory of a GPU that generates.
 
     Args:
@@ -84,18 +105,20 @@ def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window:
         memory: bytes of the GPU.
         expected: tokens of prompt and response that a sequence is expected to have.
         window: responses of one weight-sync window.
+        sync: how the weights arrive.
     """
-    parameters = weights(model, rollout)
+    parameters, routers = weights(model, rollout), ", routers" if model.experts else ""
     own = Row(
         "weights", Range.exactly(parameters * rollout.weights), f"{count(parameters)} parameters on one of TP "
-        f"{rollout.tensor} x {rollout.weights} B", "vLLM / SGLang: norms, routers and spare key-value heads in full",
+        f"{rollout.tensor} x {rollout.weights} B", f"vLLM / SGLang: norms{routers} and spare key-value heads in full",
     )  # fmt: skip
     graphs = Row("CUDA graphs", Range(0, 0) if rollout.eager else GRAPHS, "0.3 to 2.5 GiB", "assumed")
     context = Row("CUDA context, NCCL", CONTEXT, "0.6 to 2 GiB", "assumed")
     work = (_activations(model, rollout), graphs)
     rows, notes = (own, context, *work), []
     beside = total((own, context)) if rollout.engine == "sglang" else total(rows)
-    outside = total(work) if rollout.engine == "sglang" else Range(0, 0)
+    worker = _worker(rollout, sync)
+    outside = total((*worker, *work) if rollout.engine == "sglang" else worker)
     budget = memory * rollout.utilization
     cache = Range(max(0.0, budget - beside.high), max(0.0, budget - beside.low))
     if rollout.cache_bytes is not None:
@@ -109,18 +132,22 @@ def plan(model: Model, rollout: Rollout, memory: float, expected: Range, window:
     needed = -(-window // rollout.replicas)
     if outside.high > memory - budget:
         notes.append(
-            f"SGLang keeps {size(outside.low)} to {size(outside.high)} of activations and graphs outside "
-            f"gpu_memory_utilization={rollout.utilization}, which leaves {size(memory - budget)} for them"
+            f"{size(outside.low)} to {size(outside.high)} stand outside gpu_memory_utilization={rollout.utilization} "
+            f"({'activations, graphs and ' * (rollout.engine == 'sglang')}the weight sync), which leaves "
+            f"{size(memory - budget)} for them: lower it, or update_weights_bucket_megabytes"
         )
     if running.high < needed:
         most = "max_num_seqs" if running.high >= cap else "the KV cache"
         most = f"{running.high:.0f} run at once at most ({most})"
         notes.append(f"a window brings a server {needed} sequences, of which {most}")
-    return RolloutMemory(rows, cache, outside, token, tokens, full, running, needed, tuple(notes))
+    return RolloutMemory(rows, worker, cache, outside, token, tokens, full, running, needed, tuple(notes))
 
 
 def fits(plan_: RolloutMemory, memory: float, utilization: float) -> str:
-    """``fits``: one sequence of the greatest length surely has room; ``tight``: it may have; else ``does not fit``."""
+    """``fits``: a sequence of the greatest length, and what is outside the engine's share, surely have room.
+
+    ``tight``: they may have; else ``does not fit``.
+    """
     room = memory * (1 - utilization)
     if plan_.full.high < 1 or plan_.outside.low > room:
         return "does not fit"

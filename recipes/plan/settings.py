@@ -14,6 +14,8 @@ from recipes.plan.model import Model
 from recipes.plan.quantities import Range
 
 SECTION = "plan"
+LEAST, MOST = 1e-6, 1e9
+"""Of any number here; beyond, times overflow."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class _Section:
 
 def _section(cfg: DictConfig) -> _Section:
     found = OmegaConf.select(cfg, SECTION)
+    if found is not None and not isinstance(found, DictConfig):
+        raise ConfigError(SECTION, found, "it is a group of settings", f"leave it, and set {SECTION}.NAME=VALUE")
     values = {} if found is None else dict(OmegaConf.to_container(found, resolve=True))  # type: ignore[arg-type]
     names = [one.name for one in fields(_Section)]
     for name in values:
@@ -78,18 +82,20 @@ def _section(cfg: DictConfig) -> _Section:
     return _Section(**{name: value for name, value in values.items() if value is not None})
 
 
-def _numbers(name: str, value: Any, sizes: Sequence[int]) -> list[float]:
-    """One number, or a list of one of these sizes, rising and above 0."""
+def _numbers(name: str, value: Any, sizes: Sequence[int], most: float = MOST) -> list[float]:
+    """One number, or a list of one of these sizes, rising, above 0 and at most ``most``."""
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    good = all(isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in numbers)
+    good = all(isinstance(one, int | float) and not isinstance(one, bool) and LEAST <= one <= most for one in numbers)
     if not good or len(numbers) not in (1, *sizes) or numbers != sorted(numbers):
         forms = " or ".join(["a number", *(f"{size} rising numbers" for size in sizes)])
-        raise ConfigError(f"{SECTION}.{name}", value, f"it must be {forms}, above 0", "write [LOW,HIGH], say")
+        raise ConfigError(
+            f"{SECTION}.{name}", value, f"it must be {forms}, from {LEAST:g} to {most:g}", "write [LOW,HIGH], say"
+        )
     return [float(one) for one in numbers]
 
 
-def _range(name: str, value: Any) -> Range:
-    numbers = _numbers(name, value, (2,))
+def _range(name: str, value: Any, most: float = MOST) -> Range:
+    numbers = _numbers(name, value, (2,), most)
     return Range(numbers[0], numbers[-1])
 
 
@@ -110,14 +116,15 @@ def settings_of(cfg: DictConfig, model: Model) -> Settings:
         ConfigError: an unknown GPU type or setting, or a value out of range.
     """
     section = _section(cfg)
-    if section.gpu is not None and section.gpu not in GPUS:
+    if section.gpu is not None and (not isinstance(section.gpu, str) or section.gpu not in GPUS):
         raise ConfigError(
             f"{SECTION}.gpu", section.gpu, "there is no such GPU type", f"choose one of {', '.join(GPUS)}"
         )
     on_cpu = cfg.backend.name == "cpu"
-    gpu = GPUS[section.gpu] if section.gpu else (None if on_cpu else GPUS["h100"])
+    gpu = GPUS[section.gpu] if section.gpu is not None else (None if on_cpu else GPUS["h100"])
     # Of a mixture of experts, small matrices and the exchange of tokens keep it lower.
-    mfu = section.train_mfu or ((0.08, 0.30) if model.experts else (0.20, 0.45))
+    usual = (0.08, 0.30) if model.experts else (0.20, 0.45)
+    mfu = usual if section.train_mfu is None else section.train_mfu
     price = section.price_per_gpu_hour
     return Settings(
         gpu=gpu,
@@ -128,8 +135,8 @@ def settings_of(cfg: DictConfig, model: Model) -> Settings:
         response=_assumed(
             "mean_response_tokens", section.mean_response_tokens, cfg.data.max_response_length, (0.05, 0.2, 0.6)
         ),
-        train_mfu=_range("train_mfu", mfu),
-        decode_efficiency=_range("decode_efficiency", section.decode_efficiency),
+        train_mfu=_range("train_mfu", mfu, most=1.0),
+        decode_efficiency=_range("decode_efficiency", section.decode_efficiency, most=1.0),
         step_floor_ms=_range("step_floor_ms", section.step_floor_ms),
         sync_gb_per_s=_range("sync_gb_per_s", section.sync_gb_per_s),
         price=_range("price_per_gpu_hour", price) if price is not None else (gpu.price if gpu else None),

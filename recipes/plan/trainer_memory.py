@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipes.plan import activations
 from recipes.plan.layout import Trainer
 from recipes.plan.model import Model
-from recipes.plan.quantities import GIB, Memory, Range, Row, count, total
+from recipes.plan.quantities import GIB, ZERO, Memory, Range, Row, count, total
 
 CONTEXT = Range(1.0 * GIB, 3.0 * GIB)
 """CUDA context and kernels, NCCL's buffers of several groups; not measured here."""
@@ -101,10 +101,11 @@ def _sync(model: Model, trainer: Trainer, bucket: int) -> tuple[Row, ...]:
     tensor = model.head_parameters * trainer.compute
     layer = model.parameters.experts / model.moe_layers * trainer.compute if model.moe_layers else 0
     return (
-        Row("weight-sync buckets", Range(bucket, 2 * bucket), "update_weights_bucket_megabytes, to send and to receive",
-            "verl nccl_checkpoint_engine"),
+        Row("weight-sync buckets", Range.exactly(2 * bucket),
+            "2 x update_weights_bucket_megabytes, to send and to receive", "verl nccl_checkpoint_engine.prepare"),
         Row("largest tensor, gathered", Range(tensor, max(tensor, layer) + tensor),
-            "the lm head whole; at most with one layer's experts", "verl get_per_tensor_param"),
+            "the lm head whole; at most " + ("with one layer's experts" if layer else "twice"),
+            "verl get_per_tensor_param"),
     )  # fmt: skip
 
 
@@ -114,14 +115,15 @@ def _slack(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     return (*rows, Row("allocator's unused blocks", Range(0.0, most), words, "assumed"))
 
 
-def plan(model: Model, trainer: Trainer, bucket: int, *, replay: bool) -> Memory:
+def plan(model: Model, trainer: Trainer, bucket: int, *, replay: bool, beside: Range = ZERO) -> Memory:
     """Memory of the fullest rank that trains.
 
     Args:
         model: what is trained.
         trainer: its layout.
-        bucket: bytes of a bucket of the weight sync.
+        bucket: bytes of a bucket of the weight sync, 0 where none is on the GPU.
         replay: whether the rollout's routes are replayed.
+        beside: bytes that a rollout on the same GPU takes outside its share.
     """
     standing = list(state_rows(model, trainer))
     if trainer.reference:
@@ -132,6 +134,9 @@ def plan(model: Model, trainer: Trainer, bucket: int, *, replay: bool) -> Memory
     if trainer.critic:
         standing += state_rows(model, trainer, "critic's ")
     standing.append(Row("CUDA context, NCCL", CONTEXT, "1 to 3 GiB", "assumed"))
+    if beside.high:
+        words = "its second CUDA context; at most with all that is outside gpu_memory_utilization"
+        standing.append(Row("rollout, outside its share", beside, words, "the rows of a GPU that generates"))
     work = [*activations.rows(model, trainer), activations.logits(model, trainer)]
     if trainer.engine == "fsdp":
         work += _gathered(model, trainer)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from eval.schema import Problem
 from recipes import benchmark
 from recipes.errors import ConfigError
 from recipes.prepare import decontaminate, distinct, report
-from recipes.prepare.distinct import Distinct, Merged, name_of
+from recipes.prepare import out as target
+from recipes.prepare.distinct import Distinct, Merged
 from recipes.prepare.sets import MIXTURES
 from recipes.prepare.settings import SetSettings, Settings
 from recipes.prepare.sources import Opened, open_source
-from recipes.tasks.artifacts import MANIFEST, check_replaceable, key_digest, publish, read_intact
+from recipes.tasks.artifacts import MANIFEST, key_digest, publish, read_intact
 
 # Part of every key: raise it when a change here changes the rows.
-VERSION = 1
+VERSION = 2
 TRAIN, REPORT, MATCHES = "train.parquet", "report.md", "contaminated.jsonl"
 
 Say = Callable[[str], None]
@@ -60,19 +60,33 @@ def prepare(settings: Settings, say: Say = _silent, progress: Say = _silent) -> 
 
     Raises:
         ConfigError: a set or a benchmark that cannot be had, data that are not what they should be, or an ``out`` that
-            holds other files.
+            holds other files, cannot be written, or is being written by another command.
     """
-    check_replaceable(settings.out)
+    out = target.resolve(settings.out)
     found = decontaminate.references(settings.against, settings.benchmark_sources, settings.skip)
-    opened = [open_source(one.known, one.source, one.revision or _recorded(settings.out, one)) for one in settings.sets]
+    opened = [open_source(one.known, one.source, one.revision or _recorded(out, one)) for one in settings.sets]
     for source in opened:
         for warning in source.warnings:
             say(f"warning: {warning}")
     key = _key(settings, opened, found)
-    manifest = read_intact(settings.out, key)
+    manifest = read_intact(out, key)
     if manifest is not None:
         return Prepared(settings.out, manifest, reused=True)
-    work = settings.out.parent / f".{settings.out.name}.work"
+    with target.alone(out) as work:
+        manifest = publish(out, key, _content(settings, opened, found, work, say, progress))
+        target.clear(work)
+    return Prepared(settings.out, manifest, reused=False)
+
+
+def _content(
+    settings: Settings,
+    opened: Sequence[Opened],
+    found: Sequence[decontaminate.Reference],
+    work: Path,
+    say: Say,
+    progress: Say,
+) -> Callable[[Path], dict[str, Any]]:
+    """What writes the files and returns what the manifest says of them; all is read and compared before."""
     sets = [_distinct(one, source, work, say, progress) for one, source in zip(settings.sets, opened, strict=True)]
     checks = [
         check
@@ -80,9 +94,7 @@ def prepare(settings: Settings, say: Say = _silent, progress: Say = _silent) -> 
         for check in _checks(one, source, got)
     ]
     _require(checks, settings.allow_faults)
-    merged = distinct.merge(
-        [(one.known, got) for one, got in zip(settings.sets, sets, strict=True)], settings.contradicted == "keep"
-    )
+    merged = distinct.merge(sets, settings.contradicted == "keep")
     matches = decontaminate.find(
         merged.problems,
         found,
@@ -101,9 +113,7 @@ def prepare(settings: Settings, say: Say = _silent, progress: Say = _silent) -> 
         (staged / REPORT).write_text(report.markdown(facts | digest))
         return facts | digest
 
-    manifest = publish(settings.out, key, write)
-    shutil.rmtree(work, ignore_errors=True)
-    return Prepared(settings.out, manifest, reused=False)
+    return write
 
 
 def _recorded(out: Path, one: SetSettings) -> str | None:
@@ -142,7 +152,7 @@ def _distinct(one: SetSettings, source: Opened, work: Path, say: Say, progress: 
     """A set's different texts: read, or found as an interrupted command left them."""
     name = one.known.name
     key = {"set": name, "files": source.sha256, "columns": vars(one.columns), "version": VERSION}
-    folder = work / f"{name}-{key_digest(key)}"
+    folder = work / key_digest(key)
     manifest = read_intact(folder, key)
     if manifest is None:
         got = distinct.collect(
@@ -175,7 +185,8 @@ def _checks(one: SetSettings, source: Opened, got: Distinct) -> list[dict[str, A
             {"set": known.name, "what": what, "expected": expected, "actual": actual, "ok": expected == actual}
         )
 
-    digests = {name: digest for name, digest in source.sha256.items() if name in known.sha256}
+    names = {name: PurePosixPath(name).name for name in source.sha256}
+    digests = {names[name]: digest for name, digest in source.sha256.items() if names[name] in known.sha256}
     original = source.commit is not None and source.commit == known.revision and one.source is None
     for name, digest in digests.items():
         if original:
@@ -202,16 +213,25 @@ def _require(checks: Sequence[dict[str, Any]], allowed: bool) -> None:
 
 def _without(merged: Merged, matches: Sequence[decontaminate.Match], action: str) -> list[Problem]:
     """The problems that are kept."""
-    hit = {match.problem for match in matches}
+    if not merged.problems:
+        raise ConfigError(
+            "contradicted", "drop", f"no problem is left: all {len(merged.contradicted)} texts have copies with "
+            f"different answers, first {merged.contradicted[0]}", "contradicted=keep keeps the first of each",
+        )  # fmt: skip
+    hit = {match.place for match in matches}
     if hit and action == "fail":
         first = matches[0]
         raise ConfigError(
             "contaminated", action, f"{len(hit)} problems are in a benchmark, first {first.problem} ({first.benchmark} "
             f"{first.matched}, by {first.rule})", "contaminated=drop removes them",
         )  # fmt: skip
-    kept = [problem for problem in merged.problems if action == "keep" or name_of(problem) not in hit]
+    kept = [problem for place, problem in enumerate(merged.problems) if action == "keep" or place not in hit]
     if not kept:
-        raise ConfigError("contaminated", action, "no problem is left", "give another training set")
+        others = f", {len(merged.contradicted)} more are contradicted" if merged.contradicted else ""
+        raise ConfigError(
+            "contaminated", action, f"no problem is left: {len(hit)} are in a benchmark{others}",
+            "give another training set",
+        )  # fmt: skip
     return kept
 
 
@@ -245,7 +265,7 @@ def _facts(
         "checks": list(checks),
         "repeated": len(merged.repeated),
         "contradicted": merged.contradicted,
-        "contaminated": {"action": settings.contaminated, "problems": len({match.problem for match in matches})},
+        "contaminated": {"action": settings.contaminated, "problems": len({match.place for match in matches})},
         "benchmarks": compared,
         "decontaminated_against": [name for name, one in compared.items() if one["checked"] and clean],
         "not_checked_against": [name for name, one in compared.items() if not one["checked"]],

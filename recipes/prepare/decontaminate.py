@@ -52,7 +52,8 @@ class Match:
     """A training problem that is in a benchmark.
 
     Attributes:
-        problem: ``SET:ID`` of the training problem.
+        place: of the training problem among those that were compared, from 0.
+        problem: its ``SET:ID``, for people: a set may use an id twice.
         benchmark: name.
         matched: id of the benchmark's problem.
         rule: ``text``, ``ngram`` or ``fingerprint``.
@@ -61,6 +62,7 @@ class Match:
         beginning: of the training problem.
     """
 
+    place: int
     problem: str
     benchmark: str
     matched: str
@@ -70,7 +72,8 @@ class Match:
     beginning: str
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """A line of ``contaminated.jsonl``."""
+        return {name: value for name, value in asdict(self).items() if name != "place"}
 
 
 def references(names: Sequence[str], places: Mapping[str, str], skipped: Sequence[str]) -> list[Reference]:
@@ -125,16 +128,16 @@ class Finder:
             for item in kept.split():
                 self.by_hash[item].append(key)
 
-    def find(self, problem: Problem) -> Match | None:
+    def find(self, problem: Problem, place: int = 0) -> Match | None:
         """The benchmark's problem that a training problem is, by the first rule that finds one."""
         if key := self.by_text.get(normalise(problem.statement)):
-            return self._match(problem, key, "text", 1.0)
+            return self._match(problem, place, key, "text", 1.0)
         key, share = self._covered(fingerprint.words(problem.statement))
         if key is not None and share >= COVERED:
-            return self._match(problem, key, "ngram", share)
+            return self._match(problem, place, key, "ngram", share)
         key, share = self._alike(problem.statement)
         if key is not None and share >= contests.RECOGNISED:
-            return self._match(problem, key, "fingerprint", share)
+            return self._match(problem, place, key, "fingerprint", share)
         return None
 
     def _covered(self, words: list[str]) -> tuple[str | None, float]:
@@ -157,12 +160,13 @@ class Finder:
         best = max(shares, key=shares.__getitem__, default=None)
         return best, shares.get(best, 0.0) if best is not None else 0.0
 
-    def _match(self, problem: Problem, key: str, rule: str, share: float) -> Match:
+    def _match(self, problem: Problem, place: int, key: str, rule: str, share: float) -> Match:
         numbers = fingerprint.numbers
         theirs = self.reference.statements.get(key)
         kept = numbers(theirs) if theirs is not None else contests.KEYS[self.reference.name][key]["numbers"].split()
         other = fingerprint.other_numbers(kept, numbers(problem.statement))
-        return Match(name_of(problem), self.reference.name, key, rule, round(share, 3), other, problem.statement[:100])
+        begins = problem.statement[:100]
+        return Match(place, name_of(problem), self.reference.name, key, rule, round(share, 3), other, begins)
 
 
 def find(problems: Sequence[Problem], found: Sequence[Reference], progress: Callable[[int, int], None]) -> list[Match]:
@@ -175,10 +179,10 @@ def find(problems: Sequence[Problem], found: Sequence[Reference], progress: Call
     """
     finders = [Finder(reference) for reference in found]
     matches: list[Match] = []
-    for place, problem in enumerate(problems, start=1):
-        matches += [match for finder in finders if (match := finder.find(problem)) is not None]
-        if place % 1000 == 0 or place == len(problems):
-            progress(place, len(matches))
+    for place, problem in enumerate(problems):
+        matches += [match for finder in finders if (match := finder.find(problem, place)) is not None]
+        if (place + 1) % 1000 == 0 or place + 1 == len(problems):
+            progress(place + 1, len(matches))
     return matches
 
 

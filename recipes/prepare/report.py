@@ -25,7 +25,7 @@ def markdown(facts: dict[str, Any]) -> str:
         verdict = "as known" if check["ok"] else f"**{check['actual']}, where it has {check['expected']}**"
         lines.append(f"- {check['set']}, {check['what']}: {verdict}")
     lines += [] if facts["checks"] else ["Nothing is known of these sets that could be checked."]
-    lines += ["", "## Repetitions", "", f"- {facts['repeated']} texts repeat another one up to spacing and letter case"]
+    lines += ["", "## Repetitions", "", f"- {facts['repeated']} texts repeat another one up to spacing"]
     lines.append(
         f"- {len(facts['contradicted'])} texts have copies with different answers{_some(facts['contradicted'])}"
     )

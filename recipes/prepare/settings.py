@@ -83,20 +83,51 @@ def parse(words: Sequence[str]) -> Settings:
     for name, choices in CHOICES.items():
         if given[name] not in choices:
             raise ConfigError(name, given[name], "there is no such choice", f"choose one of {', '.join(choices)}")
+    given["prompt"] = str(given["prompt"])
     check_template(given["prompt"])
     names = words[0].split("+")
+    if not all(name.strip() for name in names):
+        raise ConfigError(
+            "set", repr(words[0]), "a set without a name", f"choose one of {', '.join(SETS)}, a path, ..."
+        )
     if len(set(names)) < len(names):
         raise ConfigError("set", words[0], "it names a set twice", "name each once")
     sets = tuple(_set(name, rest, alone=len(names) == 1) for name in names)
+    _check_different(sets)
     places = {name.partition(".")[2]: rest.pop(name) for name in list(rest) if name.startswith("benchmark_source.")}
     if rest:
         name = next(iter(rest))
         raise ConfigError(name, rest[name], "there is no such setting", f"see below\n\n{USAGE}")
     against, skip = (tuple(filter(None, str(given[name]).split(","))) for name in ("against", "skip"))
+    if not against:
+        raise ConfigError(
+            "against", given["against"], "it names no benchmark", "name one, or keep all with contaminated=keep"
+        )
     return Settings(
         sets, Path(str(given["out"])).expanduser(), against, skip, places, given["contaminated"], given["contradicted"],
         given["prompt"], given["allow_faults"] == "true",
     )  # fmt: skip
+
+
+def _check_different(sets: Sequence[SetSettings]) -> None:
+    """Refuse two sets that are one, or that reports could not tell apart."""
+    for place, one in enumerate(sets):
+        for other in sets[:place]:
+            if _place(one) == _place(other):
+                raise ConfigError(
+                    "set", f"{other.known.name}+{one.known.name}", "it names a set twice", "name each once"
+                )
+            if one.known.name == other.known.name:
+                raise ConfigError(
+                    "set", one.known.name, f"{other.source or other.known.hub} and {one.source or one.known.hub} have "
+                    "this name both", "rename the file or folder of one",
+                )  # fmt: skip
+
+
+def _place(one: SetSettings) -> str:
+    source = one.source or one.known.hub
+    path = Path(source).expanduser()
+    return str(path.resolve()) if one.source and path.exists() else source
 
 
 def _set(name: str, rest: dict[str, str], alone: bool) -> SetSettings:

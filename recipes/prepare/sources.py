@@ -24,7 +24,7 @@ class Opened:
     Attributes:
         lineage: in words.
         commit: on the hub; None for a local copy.
-        sha256: digest of each file, by its name.
+        sha256: digest of each file, by its path below the folder that was asked for.
         warnings: what the user should know of the source.
         batches: reads it, from the beginning.
     """
@@ -73,15 +73,17 @@ def _hub(known: Known, where: str, revision: str | None) -> Opened:
     chosen = [folder / file] if file else sources.of_split(folder, known.split, where)
     commit = folder.name  # a snapshot lies in a folder that is named by its commit
     warnings = () if revision == commit else (f"{name} is not pinned; read at commit {commit}, which is recorded",)
-    return Opened(f"hub {name}", commit, _digests(chosen), warnings, lambda: _read(chosen))
+    return Opened(f"hub {name}", commit, _digests(chosen, folder), warnings, lambda: _read(chosen))
 
 
 def _local(path: Path, known: Known) -> Opened:
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
         saved = sorted(
-            one for one in path.rglob("*.arrow") if known.split in one.parts or not (path / _SAVED[1]).is_file()
+            one
+            for one in path.rglob("*.arrow")
+            if known.split in one.relative_to(path).parts or not (path / _SAVED[1]).is_file()
         )
-        return Opened(f"data set {path.name}", None, _digests(saved), (), lambda: _saved(path, known.split))
+        return Opened(f"data set {path.name}", None, _digests(saved, path), (), lambda: _saved(path, known.split))
     if path.is_dir():
         chosen = sources.of_split(path, known.split, str(path))
     elif files.is_file_name(path.name):
@@ -90,11 +92,12 @@ def _local(path: Path, known: Known) -> Opened:
         raise ConfigError(
             "source", path, "its kind is not known", f"give a file that ends in {', '.join(files.SUFFIXES)}"
         )
-    return Opened(f"file {chosen[0].name}", None, _digests(chosen), (), lambda: _read(chosen))
+    root = path if path.is_dir() else path.parent
+    return Opened(f"file {chosen[0].name}", None, _digests(chosen, root), (), lambda: _read(chosen))
 
 
-def _digests(paths: list[Path]) -> dict[str, str]:
-    return {path.name: file_digest(path) for path in paths}
+def _digests(paths: list[Path], root: Path) -> dict[str, str]:
+    return {path.relative_to(root).as_posix(): file_digest(path) for path in paths}
 
 
 def _read(paths: list[Path]) -> Iterator[list[Row]]:

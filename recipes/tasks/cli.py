@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def parse_settings(words: Sequence[str], defaults: Mapping[str, Any], required: 
             raise ConfigError("argument", word, "it is not of the form name=value", "write e.g. task=chain")
         if name in given:
             raise ConfigError(name, value, f"it is given twice, as {given[name]} before", "give it once")
-        given[name] = int(value) if value.lstrip("-").isdecimal() else value
+        given[name] = int(value) if re.fullmatch(r"-?\d+", value) else value
     for name in required:
         if name not in given:
             raise ConfigError(name, "", "it is missing", f"add {name}=...")

@@ -5,6 +5,7 @@ starts fast. It passes on its environment, folder and file descriptors, forwards
 when it is killed, the server kills the process. What the server cannot do is left to a real interpreter.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -59,8 +60,13 @@ def main(address: str, python: str, arguments: list) -> None:
         if descriptor > 2:  # or a reader would never see the end of a pipe
             os.close(descriptor)
     process = int.from_bytes(server.recv(4), "big")
+
+    def forward(received: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and the server is about to say how
+            os.kill(process, received)
+
     for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: os.kill(process, received))
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     status = server.recv(4)
     code = os.waitstatus_to_exitcode(int.from_bytes(status, "big")) if len(status) == 4 else 1
