@@ -31,7 +31,6 @@ FINISH_REASON = "finish_reason"
 VALUES = ["rm_scores", "response_mask", "rollout_log_probs"]
 """What a step computes with, per token."""
 
-
 PER_ROW = ("rewards", "tokens", "ages", "in_flight", "in_queue", "started")
 """Arrays of a :class:`BatchRecord` with one entry per response."""
 

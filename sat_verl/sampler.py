@@ -114,12 +114,6 @@ class GuardedReplayBuffer(ReplayBufferAsync):
                 return
             last_debug_time = self._wait_for_next_poll(TRAIN, last_debug_time)
 
-    def _select_prompt_uids(
-        self, partition_id: str, sampleable_keys: set[str], batch_size: int
-    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Upstream's oldest first; those of one global step in the order of submission instead of that of a set."""
-        return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
-
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
     ) -> bool:

@@ -280,6 +280,10 @@ def looking(run, store, strategy):
             run.pool.advance(run.pool.now + self.poll_interval)
             return last_debug_time
 
+        def _select_prompt_uids(self, partition_id, sampleable_keys, batch_size):
+            # The order of a set of strings is not that of another process.
+            return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
+
         def submitted(self, prompts, global_step):
             for prompt in prompts:
                 store.data["train"][f"{prompt:010d}"] = {

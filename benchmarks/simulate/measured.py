@@ -191,7 +191,6 @@ def _quiet(run: MeasuredRun, parts: Sequence[Window], span: float) -> tuple[floa
         # What is trained on later than here was partly generated here.
         begin, end = parts[0].end - parts[0].wall - parts[0].testing, parts[-1].end
         tests = [(part.end - part.testing, part.end) for part in parts if part.testing]
-        busy = covered([pair for part in run.windows for pair in part.generated], begin, end)
         seen = [pair for part in run.windows for pair in part.generated]
         busy = covered(seen, begin, end) - sum(covered(seen, *test) for test in tests)
         return 1 - busy / span, False
