@@ -124,8 +124,8 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         if not enough or self.max_off_policy_threshold is None or self.max_off_policy_strategy != "wait":
             return enough
         submitted = self.prompt_global_steps[partition_id]
-        taken = sorted(sampleable_keys, key=lambda uid: submitted[uid])[:batch_size]
-        left = sorted(step for uid, step in submitted.items() if uid not in set(taken))
+        taken = set(sorted(sampleable_keys, key=lambda uid: submitted[uid])[:batch_size])
+        left = sorted(step for uid, step in submitted.items() if uid not in taken)
         # The i-th of those left is trained on at this step + 1 + i // batch_size at the earliest.
         last = self.max_off_policy_threshold - 1
         return all(step + last > global_steps + index // batch_size for index, step in enumerate(left))

@@ -369,7 +369,7 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
         last = part[-1]
         for row in part:
             samples.append({key: row[key] for key in (
-                "step", "global_step", "tokens_by_age", "responses", "in_flight_s", "in_queue_s"
+                "step", "global_step", "tokens_by_age", "responses", "mixed_responses", "in_flight_s", "in_queue_s"
             )})  # fmt: skip
             if not validates:
                 samples[-1]["generated_between"] = [time + clock for time in row["generated_between"]]
@@ -394,7 +394,8 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
     config = {
         "lag": {"schedule": schedule.kind, "steps": schedule.steps, "strategy": strategy},
         "prompts_per_step": scenario.prompts, "responses_per_prompt": scenario.responses,
-        "rollout_replicas": scenario.replicas, "data": {"max_response_length": 1000},
+        "rollout_replicas": scenario.replicas,
+        "actor_rollout_ref": {"rollout": {"max_num_seqs": scenario.engine.slots}}, "data": {"max_response_length": 1000},
         "trainer": {"v1": {"sampler": {"sampler_kwargs": {"poll_interval_s": scenario.poll_s}}}},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -402,7 +403,7 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
 
 
 HOST = changed(
-    EVEN, engine=Engine(10**9, 0.005, request_s=0.2, store_s=0.3), training=Training(2.5), steps=20, poll_s=0.05
+    EVEN, engine=Engine(256, 0.005, request_s=0.2, store_s=0.3, store_rounds=fit.STORE_ROUNDS), training=Training(2.5), steps=20, poll_s=0.05
 )
 
 
@@ -449,7 +450,7 @@ def test_how_long_the_rollout_was_quiet_is_read_from_the_times_of_generation(tmp
     run = read(recorded(tmp_path / "run", HOST, schedule, None if schedule.exact else "wait", validates=False), 2)
     _, rows = simulated(HOST, schedule, None if schedule.exact else "wait")
     seen = fit.summary(run, slice(0, 4))
-    expected = steady(windows(rows)[warm_windows(schedule) - 1 :][:5], 1, 10**9)
+    expected = steady(windows(rows)[warm_windows(schedule) - 1 :][:5], 1, 256)
     assert seen["rollout_quiet"] == pytest.approx(expected["rollout_quiet"], abs=0.02)
     assert not seen["rollout_quiet_is_bound"]
     assert seen["step_s"] == pytest.approx(expected["step_s"])

@@ -13,9 +13,10 @@ from benchmarks.simulate.measures import steady, warm_windows, windows
 from benchmarks.simulate.scenario import Engine, Lengths, Scenario, Training
 from benchmarks.simulate.trainer import SimulatedRun
 
-UNLIMITED = 10**9
-"""Slots of a replica whose batch no run has shown the limit of."""
-_HALVINGS = 9
+STORE_ROUNDS = 6
+"""Times that an agent loop worker comes back to a response until it is stored: when the engine has ended it, when it is
+graded, and after each of the four round trips of a put (sat_verl/agent_loops.py)."""
+_HALVINGS = 8
 _ROUNDS = 2
 _SLOWEST = 4.0
 
@@ -47,20 +48,47 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     """Fit to the windows of ``chosen``.
 
     Taken from the records: time of an optimizer step, of a weight sync and between global steps (means, and the spread
-    of the first); tokens per response (mean); the time from request to response (mean), which becomes the decoder's.
-    Found by simulation: the host's work per response, so that the simulated trainer waits as long as the real one did,
-    and the part of it that comes after the response, so that responses spend as long between their end and the trainer.
+    of the first), and tokens per response (mean). Found by simulation, each in turn: the host's work per response, so
+    that the simulated trainer waits as long as the real one did; the part of it that comes after the response, so that
+    responses spend as long between their end and the trainer; the decoder's time per token, so that they are as long in
+    flight.
     """
+    base, seen = _recorded(run, chosen), summary(run, chosen)
+    parts = run.windows[chosen]
+    target = sum(part.wait + part.drain for part in parts) / len(parts) / run.schedule.sync_every
+    most = 2 * run.replicas * seen["step_s"] / (run.prompts * run.responses)
+    slowest = seen["in_flight_s"] / base.lengths.typical
+
+    def with_times(host: float, share: float, token: float) -> Scenario:
+        times = {"request_s": host * (1 - share), "store_s": host * share, "iteration_s": token}
+        return replace(base, engine=replace(base.engine, **times))
+
+    def said(name: str, *times: float) -> float:
+        found = [simulated(with_times(*times), run, seed) for seed in seeds]
+        return statistics.fmean(waits(one) if name == "waits" else one[name] for one in found)
+
+    host, share, token = 0.0, 0.5, slowest
+    for _ in range(_ROUNDS):
+        host = _bisect(lambda value: said("waits", value, share, token) >= target, 0.0, most)
+        if seen["in_queue_s"] is not None:
+            share = _bisect(lambda value: said("in_queue_s", host, value, token) >= seen["in_queue_s"], 0.0, 1.0)
+        token = _bisect(lambda value: said("in_flight_s", host, share, value) >= seen["in_flight_s"], 0.0, slowest)
+    host = _bisect(lambda value: said("waits", value, share, token) >= target, 0.0, most)
+    reached = said("waits", host, share, token)
+    return Fit(with_times(host, share, token), target > 0.02 * seen["step_s"], target, reached)
+
+
+def _recorded(run: MeasuredRun, chosen: slice) -> Scenario:
+    """What the records say of the times; those of the rollout are still to be found."""
     parts = run.windows[chosen]
     every = run.schedule.sync_every
     steps = [part.train / every for part in parts]
     length = max(1, round(sum(part.tokens for part in parts) / sum(part.responses for part in parts)))
-    latency = sum(part.in_flight * part.responses for part in parts) / sum(part.responses for part in parts)
     noise = _spread(steps) * math.sqrt(every)  # the spread of a mean of that many
     taken = [found for part in parts if run.schedule.exact and (found := generation_seconds(run, part)) is not None]
-    base = Scenario(
+    return Scenario(
         replicas=run.replicas,
-        engine=Engine(slots=UNLIMITED, iteration_s=latency / length, noise=_spread(taken)),
+        engine=Engine(slots=run.slots, iteration_s=0.0, store_rounds=STORE_ROUNDS, noise=_spread(taken)),
         # exp(noise * normal) has the mean exp(noise**2 / 2).
         training=Training(statistics.fmean(steps) * math.exp(-(noise**2) / 2), noise=noise),
         lengths=Lengths("fixed", length, 0.0, max(run.response_limit, length)),
@@ -72,25 +100,6 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
         other_s=max(0.0, statistics.fmean(part.other for part in parts)),
         poll_s=run.poll_s,
     )
-    target = sum(part.wait + part.drain for part in parts) / len(parts) / every
-    wall = sum(part.wall for part in parts) / len(parts) / every
-    queued = summary(run, chosen)["in_queue_s"]
-    most = 2 * run.replicas * wall / (run.prompts * run.responses)
-    share = 0.5
-
-    def host(seconds: float, stored: float) -> Scenario:
-        engine = replace(base.engine, request_s=seconds * (1 - stored), store_s=seconds * stored)
-        return replace(base, engine=engine)
-
-    def slower(seconds: float) -> bool:
-        return waiting(host(seconds, share), run, seeds)[0] >= target
-
-    seconds = _bisect(slower, 0.0, most)
-    if queued is not None:
-        share = _bisect(lambda part: waiting(host(seconds, part), run, seeds)[1] >= queued, 0.0, 1.0)
-        seconds = _bisect(slower, 0.0, most)
-    scenario = host(seconds, share)
-    return Fit(scenario, target > 0.02 * wall, target, waiting(scenario, run, seeds)[0])
 
 
 def _bisect(enough: Callable[[float], bool], low: float, high: float) -> float:
@@ -128,12 +137,9 @@ def with_contention(found: Fit, run: MeasuredRun, seeds: Sequence[int]) -> Fit:
     return replace(found, scenario=replace(found.scenario, trainer_slowed=trainer, rollout_slowed=rollout))
 
 
-def waiting(scenario: Scenario, run: MeasuredRun, seeds: Sequence[int]) -> tuple[float, float]:
-    """Simulated seconds per optimizer step that the trainer waits for samples and in drains, and seconds from the end
-    of a response to the trainer, mean over responses."""
-    found = [simulated(scenario, run, seed) for seed in seeds]
-    waits = statistics.fmean((one["wait"] + one["drain"]) * one["step_s"] for one in found)
-    return waits, statistics.fmean(one["in_queue_s"] for one in found)
+def waits(said: dict[str, Any]) -> float:
+    """Seconds per optimizer step that the trainer waits for samples and in drains."""
+    return (said["wait"] + said["drain"]) * said["step_s"]
 
 
 def simulated(scenario: Scenario, run: MeasuredRun, seed: int) -> dict[str, Any]:
@@ -146,6 +152,7 @@ def transferred(found: Fit, run: MeasuredRun, count: int) -> Scenario:
     """Fitted times with the sizes and the schedule of ``run``, for ``count`` windows after the start."""
     return replace(
         found.scenario,
+        engine=replace(found.scenario.engine, slots=run.slots),
         replicas=run.replicas,
         prompts=run.prompts,
         responses=run.responses,

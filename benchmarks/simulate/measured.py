@@ -28,7 +28,7 @@ class Window:
         wait: for samples. ``drain``, ``sync``: as recorded. ``train``: the rest of verl's time of the step, so with the
             submission of prompts and with a checkpoint (``saved`` says whether there was one).
         other: the rest of ``wall``.
-        ages: tokens by age.
+        mixed: responses whose tokens are of different ages. ``ages``: tokens by age.
         in_flight, in_queue: means over responses.
         generated: for each optimizer step the Unix times between which its responses were in flight; none in the
             records of older runs.
@@ -44,6 +44,7 @@ class Window:
     sync: float
     other: float
     responses: int
+    mixed: int
     tokens: float
     ages: Counter[int]
     in_flight: float
@@ -67,6 +68,7 @@ class MeasuredRun:
     prompts: int
     responses: int
     replicas: int
+    slots: int
     poll_s: float
     prompt_tokens: int
     response_limit: int
@@ -106,6 +108,7 @@ def read(folder: Path, least: int) -> MeasuredRun:
         prompts=cfg.prompts_per_step,
         responses=cfg.responses_per_prompt,
         replicas=cfg.rollout_replicas,
+        slots=cfg.actor_rollout_ref.rollout.max_num_seqs,
         poll_s=float(cfg.trainer.v1.sampler.sampler_kwargs.get("poll_interval_s", 0.05)),
         prompt_tokens=round(statistics.fmean(part[-1]["prompt_length/mean"] for part in parts)),
         response_limit=cfg.data.max_response_length,
@@ -139,6 +142,7 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
         sync=sync,
         other=wall - timing("step"),
         responses=responses,
+        mixed=sum(row["mixed_responses"] for row in part),
         tokens=sum(row["response_length/tokens"] for row in part),
         ages=ages,
         in_flight=sum(row["in_flight_s"] * row["responses"] for row in part) / responses,
@@ -170,6 +174,7 @@ def summary(run: MeasuredRun, chosen: slice) -> dict[str, Any]:
     ages: Counter[int] = sum((part.ages for part in parts), Counter())
     idle = {name: sum(getattr(part, name) for part in parts) / span for name in ("wait", "drain", "sync", "other")}
     queued = [part for part, late in zip(parts, after, strict=True) if not late]
+    in_queue = statistics.fmean(part.in_queue for part in queued) if queued else None
     quiet, bound = _quiet(run, parts, span)
     return {
         "samples_per_s": responses / span,
@@ -180,8 +185,10 @@ def summary(run: MeasuredRun, chosen: slice) -> dict[str, Any]:
         "rollout_quiet_is_bound": bound,
         "ages": shares(ages),
         "mean_age": sum(age * count for age, count in ages.items()) / ages.total(),
+        "mixed": sum(part.mixed for part in parts) / responses,
         "in_flight_s": sum(part.in_flight * part.responses for part in parts) / responses,
-        "in_queue_s": statistics.fmean(part.in_queue for part in queued) if queued else None,
+        "in_queue_s": in_queue,
+        "queued": None if in_queue is None else in_queue * responses / span,
     }
 
 

@@ -39,7 +39,8 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         ``slots_used``, the mean share of slots with one; ``rollout_quiet``, the share of time without any request in
         flight; ``mean_length`` of what is trained on, in tokens; ``tokens_per_s`` generated; ``wasted``, the share of
         those that was dropped; ``ages``, ``mean_age``, ``mixed``; means over responses ``in_flight_s`` and
-        ``in_queue_s``; ``queue_peak_gb`` and ``queue_mean_gb``; ``outstanding_prompts`` after a weight sync.
+        ``in_queue_s``; ``queued``, the mean number of responses in the queue that wait to be trained on (Little's law:
+        their rate times ``in_queue_s``); ``queue_peak_gb`` and ``queue_mean_gb``; ``outstanding_prompts`` after a weight sync.
     """
     before, rows = parts[0][-1], [row for part in parts[1:] for row in part]
     ends = [part[-1] for part in parts[1:]]
@@ -75,6 +76,7 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         "mixed": sum(row["mixed_responses"] for row in rows) / responses,
         "in_flight_s": sum(row["in_flight_s"] * row["responses"] for row in rows) / responses,
         "in_queue_s": sum(row["in_queue_s"] * row["responses"] for row in rows) / responses,
+        "queued": sum(row["in_queue_s"] * row["responses"] for row in rows) / span,
         "queue_peak_gb": max(row["queue_peak_bytes"] for row in ends) / GB,
         "queue_mean_gb": sum(row["queue_byte_s"] for row in ends) / span / GB,
         "outstanding_prompts": sum(row["outstanding_prompts"] for row in ends) / len(ends),

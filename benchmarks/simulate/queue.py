@@ -75,6 +75,9 @@ class VirtualReplayBuffer(GuardedReplayBuffer):
         self.pool.advance(max(self.pool.now, begin + looks * self.poll_interval))
         return last_debug_time
 
+    def _prompts(self) -> Any:
+        return list(self.prompt_global_steps[TRAIN])  # submitted, and so kept, in their order
+
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: Any, batch_size: int) -> Any:
         # A run takes those of one global step in the order of a set of strings, which no seed repeats.
         return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)

@@ -22,7 +22,8 @@ class Response:
         prompt: number of its prompt.
         length: tokens that it will have; ``done``: tokens of the requests before the current one.
         segments: (weight sync, tokens) of each request.
-        sent, ended: when its first request reached the replica, and when it was finished; -1 before.
+        sent, ended: when its first request reached the replica, and when the host took up what came of it; -1 before.
+        rounds: times that the host has worked on storing it.
         pace: factor on the host's work for it.
     """
 
@@ -32,6 +33,7 @@ class Response:
     segments: list[tuple[int, int]] = field(default_factory=list)
     sent: float = -1.0
     ended: float = -1.0
+    rounds: int = 0
     pace: float = 1.0
     began: float = 0.0
     """Iterations of its replica when the current request began to decode."""
@@ -39,10 +41,12 @@ class Response:
 
 @dataclass(slots=True)
 class Progress:
-    """What a replica did: requests that reached it, responses that ended, those that the queue has now."""
+    """What a replica did: requests that reached it, responses that it ended, those of them that the host has taken up,
+    those that the queue has now."""
 
     sent: int = 0
     ended: int = 0
+    taken_up: int = 0
     stored: list[Response] = field(default_factory=list)
 
 
@@ -76,10 +80,19 @@ class Replica:
         first = engine.iteration_s + engine.per_sequence_s * count + engine.per_context_s * self.context
         return first * self.slow, engine.per_context_s * count * self.slow
 
-    def _host_seconds(self) -> float:
-        """Of the first piece of the host's work."""
+    def _take_up(self, now: float) -> int:
+        """The host begins with the next piece of its work; 1 if that is a response that has just ended, else 0."""
+        if not self.host:
+            self.host_ready = math.inf
+            return 0
         response, engine = self.host[0], self.engine
-        return (engine.request_s if response.ended < 0 else engine.store_s) * response.pace * self.slow
+        decoded = response.done == response.length
+        seconds = engine.store_s / engine.store_rounds if decoded else engine.request_s
+        self.host_ready = now + seconds * response.pace * self.slow
+        if not decoded or response.ended >= 0:
+            return 0
+        response.ended = now
+        return 1
 
     def next_event(self) -> float:
         """When a response ends or the host is done with one next; infinity if there is none."""
@@ -120,28 +133,31 @@ class Replica:
             _, _, response = heapq.heappop(self.running)
             self.context -= self.prompt_tokens + response.length
             response.segments.append((version, response.length - response.done))
-            response.done, response.ended = response.length, now
+            response.done = response.length
             found.ended += 1
-            self._give_host(response)
+            found.taken_up += self._give_host(response)
         if not self.running:
             self.context = 0.0
         while self.host and self.host_ready <= now:
             response = self.host.popleft()
-            self.host_ready = now + self._host_seconds() if self.host else math.inf
-            if response.ended < 0:
+            if response.done < response.length:
                 response.sent = now
                 found.sent += 1
                 self.waiting.append(response)
             else:
-                found.stored.append(response)
+                response.rounds += 1
+                if response.rounds < self.engine.store_rounds:
+                    self.host.append(response)
+                else:
+                    found.stored.append(response)
+            found.taken_up += self._take_up(now)
         self._admit()
         self.load -= found.ended
         return found
 
-    def _give_host(self, response: Response) -> None:
+    def _give_host(self, response: Response) -> int:
         self.host.append(response)
-        if len(self.host) == 1:
-            self.host_ready = self.at + self._host_seconds()
+        return self._take_up(self.at) if len(self.host) == 1 else 0
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.engine.slots:
@@ -241,7 +257,7 @@ class Pool:
             replica = self.replicas[index]
             found = replica.work(when, self.version)
             self._schedule(index)
-            self.in_flight += found.sent - found.ended
+            self.in_flight += found.sent - found.taken_up
             if found.ended:
                 heapq.heappush(self._loads, (replica.load, index))
             self.unstored -= len(found.stored)

@@ -59,6 +59,9 @@ class Engine:
         store_s: work of the host from the end of a response until the queue has it (reward, storing), in seconds. The
             host of a replica does one thing at a time, in the order in which it comes up: what is to be stored waits
             behind the requests that were made before, as in the event loop of an agent loop worker.
+        store_rounds: pieces of equal size that this work comes in. After each, the response waits behind all other
+            work that came up meanwhile, as a coroutine does behind the others at each ``await``: of responses that end
+            together none is stored much earlier than the last.
         noise: standard deviation of the logarithm of a factor on the host's work, drawn once per submission.
     """
 
@@ -69,6 +72,7 @@ class Engine:
     prefill_s: float = 0.0
     request_s: float = 0.0
     store_s: float = 0.0
+    store_rounds: int = 1
     noise: float = 0.0
 
 

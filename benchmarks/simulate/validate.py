@@ -31,7 +31,9 @@ QUANTITIES = (
     ("rollout_quiet", "rollout without a request", True, 0.05),
     ("in_flight_s", "request to response, s", False, 0.10),
     ("in_queue_s", "response to trainer, s", False, 0.10),
+    ("queued", "responses in the queue", False, 0.10),
     ("mean_age", "mean age", False, 0.10),
+    ("mixed", "responses that mix ages", True, 0.05),
 )
 
 
