@@ -114,6 +114,17 @@ def test_requests_wait_for_slots_and_the_host_first_come_first_served():
     assert stored == [(0, 1.7), (1, 1.9), (2, 2.1)]
 
 
+def test_what_is_stored_in_rounds_is_stored_together():
+    """Three responses end at 0.1 s, each with three rounds of 0.2 s: the first is stored after two rounds of all."""
+    stored = []
+    pool = Pool(Engine(slots=9, iteration_s=0.01, store_s=0.6, store_rounds=3), 1, 0)
+    pool.on_end = lambda response: stored.append((response.prompt, round(response.ended, 6), round(pool.now, 6)))
+    pool.submit(Response(index, 10) for index in range(3))
+    pool.advance(10)
+    assert stored == [(0, 0.1, 1.5), (1, 0.3, 1.7), (2, 0.5, 1.9)]
+    assert pool.busy_s == pytest.approx(0.5), "in flight until the host has taken up the last"
+
+
 def test_prefill_stops_decoding():
     times, _ = ends(Engine(slots=1, iteration_s=0.01, prefill_s=0.1), [100, 100], prompt_tokens=10)
     assert list(times.values()) == pytest.approx([2, 4])
@@ -376,8 +387,9 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
             metrics.append({
                 "step": row["step"], "global_step": row["global_step"], "time": clock + last["end"],
                 "response_length/tokens": row["tokens"],
+                "timing_s/optimizer_step": row["wait_s"] + row["train_s"],
             })  # fmt: skip
-        busy = sum(row["wait_s"] + row["train_s"] for row in part)
+        busy = sum(row["wait_s"] + row["train_s"] for row in part) + last["submit_s"]
         metrics[-1] |= {
             "prompt_length/mean": 10.0,
             "timing_s/gen": sum(row["wait_s"] for row in part),
@@ -439,7 +451,9 @@ def test_another_schedule_is_predicted_from_a_synchronous_run_and_one_that_overl
 def test_a_measured_window_adds_up(tmp_path):
     run = read(recorded(tmp_path / "run", HOST, LagSchedule("broadcast", 1)), 4)
     for part in run.windows:
-        assert part.wall == pytest.approx(part.wait + part.train + part.drain + part.sync + part.other)
+        assert part.wall == pytest.approx(
+            part.wait + part.train + part.drain + part.sync + part.submit + part.other
+        )
         assert part.other == pytest.approx(HOST.other_s)
     assert sum(run.after_validation) == 1
 

@@ -8,15 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scipy.optimize import least_squares
+
 from benchmarks.simulate.measured import MeasuredRun, generation_seconds, summary
 from benchmarks.simulate.measures import steady, warm_windows, windows
 from benchmarks.simulate.scenario import Engine, Lengths, Scenario, Training
 from benchmarks.simulate.trainer import SimulatedRun
 
-STORE_ROUNDS = 6
+STORE_ROUNDS = 3
 """Times that an agent loop worker comes back to a response until it is stored: when the engine has ended it, when it is
-graded, and after each of the four round trips of a put (sat_verl/agent_loops.py)."""
-_HALVINGS = 8
+graded, and when its group is put (sat_verl/agent_loops.py; verl alone makes four round trips for each response)."""
+MATCHED = ("wait", "drain", "in_queue_s", "in_flight_s")
+"""What is fitted, of :func:`~benchmarks.simulate.measures.steady`."""
+_HALVINGS = 9
+_EVALUATIONS = 12
 _ROUNDS = 2
 _SLOWEST = 4.0
 
@@ -48,34 +53,35 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     """Fit to the windows of ``chosen``.
 
     Taken from the records: time of an optimizer step, of a weight sync and between global steps (means, and the spread
-    of the first), and tokens per response (mean). Found by simulation, each in turn: the host's work per response, so
-    that the simulated trainer waits as long as the real one did; the part of it that comes after the response, so that
-    responses spend as long between their end and the trainer; the decoder's time per token, so that they are as long in
-    flight.
+    of the first), and tokens per response (mean). Found by simulation (least squares): the host's work per response, the
+    part of it that comes after the response, and the decoder's time per token, so that the simulated trainer waits as
+    long as the real one did, and responses are as long in flight and then between their end and the trainer.
     """
     base, seen = _recorded(run, chosen), summary(run, chosen)
-    parts = run.windows[chosen]
-    target = sum(part.wait + part.drain for part in parts) / len(parts) / run.schedule.sync_every
-    most = 2 * run.replicas * seen["step_s"] / (run.prompts * run.responses)
-    slowest = seen["in_flight_s"] / base.lengths.typical
+    wall, target = seen["step_s"], waits(seen)
+    per_response = wall * run.replicas / (run.prompts * run.responses)
+    per_token = seen["in_flight_s"] / base.lengths.typical
 
-    def with_times(host: float, share: float, token: float) -> Scenario:
-        times = {"request_s": host * (1 - share), "store_s": host * share, "iteration_s": token}
-        return replace(base, engine=replace(base.engine, **times))
+    def with_times(relative: Sequence[float]) -> Scenario:
+        host, share, token = relative
+        times = {"request_s": host * (1 - share) * per_response, "store_s": host * share * per_response}
+        return replace(base, engine=replace(base.engine, iteration_s=token * per_token, **times))
 
-    def said(name: str, *times: float) -> float:
-        found = [simulated(with_times(*times), run, seed) for seed in seeds]
-        return statistics.fmean(waits(one) if name == "waits" else one[name] for one in found)
+    def said(relative: Sequence[float]) -> dict[str, float]:
+        found = [simulated(with_times(relative), run, seed) for seed in seeds]
+        return {name: statistics.fmean(one[name] for one in found) for name in (*MATCHED, "step_s")}
 
-    host, share, token = 0.0, 0.5, slowest
-    for _ in range(_ROUNDS):
-        host = _bisect(lambda value: said("waits", value, share, token) >= target, 0.0, most)
-        if seen["in_queue_s"] is not None:
-            share = _bisect(lambda value: said("in_queue_s", host, value, token) >= seen["in_queue_s"], 0.0, 1.0)
-        token = _bisect(lambda value: said("in_flight_s", host, share, value) >= seen["in_flight_s"], 0.0, slowest)
-    host = _bisect(lambda value: said("waits", value, share, token) >= target, 0.0, most)
-    reached = said("waits", host, share, token)
-    return Fit(with_times(host, share, token), target > 0.02 * seen["step_s"], target, reached)
+    def errors(relative: Sequence[float]) -> list[float]:
+        found = said(relative)
+        timed = [name for name in ("in_queue_s", "in_flight_s") if seen[name]]
+        return [(waits(found) - target) / wall, *(found[name] / seen[name] - 1 for name in timed)]
+
+    # Relative to the time that there is. Steps of 2 %, since the sampler looks only now and then.
+    result = least_squares(
+        errors, (0.7, 0.5, 0.5), bounds=((0, 0, 1e-3), (2, 1, 1)), diff_step=0.02, max_nfev=_EVALUATIONS
+    )
+    reached = waits(said(result.x))
+    return Fit(with_times(result.x), target > 0.02 * wall, target, reached)
 
 
 def _recorded(run: MeasuredRun, chosen: slice) -> Scenario:
@@ -97,7 +103,8 @@ def _recorded(run: MeasuredRun, chosen: slice) -> Scenario:
         prompt_tokens=run.prompt_tokens,
         steps=(warm_windows(run.schedule) + len(parts)) * every,
         sync_s=statistics.fmean(part.sync for part in parts),
-        other_s=max(0.0, statistics.fmean(part.other for part in parts)),
+        # A submission waits for nobody in an exact schedule: what it takes is the trainer's own work.
+        other_s=max(0.0, statistics.fmean(part.other + part.submit * run.schedule.exact for part in parts)),
         poll_s=run.poll_s,
     )
 

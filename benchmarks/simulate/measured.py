@@ -25,8 +25,9 @@ class Window:
     Attributes:
         end: Unix time at which it was recorded, ``testing`` seconds of validation before it.
         wall: since the end of the global step before.
-        wait: for samples. ``drain``, ``sync``: as recorded. ``train``: the rest of verl's time of the step, so with the
-            submission of prompts and with a checkpoint (``saved`` says whether there was one).
+        wait: for samples. ``drain``, ``sync``: as recorded. ``train``: of the optimizer steps, without ``wait``.
+        submit: the rest of verl's time of the step, in which prompts are submitted; 0 where a checkpoint was written,
+            whose time it cannot be told from (``saved``).
         other: the rest of ``wall``.
         mixed: responses whose tokens are of different ages. ``ages``: tokens by age.
         in_flight, in_queue: means over responses.
@@ -42,6 +43,7 @@ class Window:
     saved: bool
     drain: float
     sync: float
+    submit: float
     other: float
     responses: int
     mixed: int
@@ -128,6 +130,8 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
     responses = sum(row["responses"] for row in part)
     wall = last["time"] - before - timing("testing")
     wait, drain, sync = timing("gen"), timing("drain"), timing("update_weights")
+    steps, saved = sum(row["timing_s/optimizer_step"] for row in part), timing("save_checkpoint") > 0
+    submit = 0.0 if saved else timing("step") - steps - drain - sync
     ages: Counter[int] = Counter()
     for row in part:
         ages.update({int(age): count for age, count in row["tokens_by_age"].items()})
@@ -136,11 +140,12 @@ def _window(before: float, part: list[dict[str, Any]]) -> Window:
         testing=timing("testing"),
         wall=wall,
         wait=wait,
-        train=timing("step") - wait - drain - sync,
-        saved=timing("save_checkpoint") > 0,
+        train=steps - wait,
+        saved=saved,
         drain=drain,
         sync=sync,
-        other=wall - timing("step"),
+        submit=submit,
+        other=wall - steps - drain - sync - submit,
         responses=responses,
         mixed=sum(row["mixed_responses"] for row in part),
         tokens=sum(row["response_length/tokens"] for row in part),
@@ -159,7 +164,7 @@ def generation_seconds(run: MeasuredRun, window: Window) -> float | None:
     if run.schedule.steps == 0:
         return window.wait
     waited = window.drain > 2 * run.poll_s and not window.saved
-    return window.wait + window.train + window.drain if waited else None
+    return window.submit + window.wait + window.train + window.drain if waited else None
 
 
 def summary(run: MeasuredRun, chosen: slice) -> dict[str, Any]:
@@ -172,7 +177,8 @@ def summary(run: MeasuredRun, chosen: slice) -> dict[str, Any]:
     span = sum(part.wall for part in parts)
     responses = sum(part.responses for part in parts)
     ages: Counter[int] = sum((part.ages for part in parts), Counter())
-    idle = {name: sum(getattr(part, name) for part in parts) / span for name in ("wait", "drain", "sync", "other")}
+    kinds = ("wait", "drain", "sync", "submit", "other")
+    idle = {name: sum(getattr(part, name) for part in parts) / span for name in kinds}
     queued = [part for part, late in zip(parts, after, strict=True) if not late]
     in_queue = statistics.fmean(part.in_queue for part in queued) if queued else None
     quiet, bound = _quiet(run, parts, span)
@@ -205,7 +211,7 @@ def _quiet(run: MeasuredRun, parts: Sequence[Window], span: float) -> tuple[floa
         return None, False
     known = [generation_seconds(run, part) for part in parts]
     busy = sum(
-        part.wait + part.train + part.drain if seconds is None else seconds
+        part.submit + part.wait + part.train + part.drain if seconds is None else seconds
         for part, seconds in zip(parts, known, strict=True)
     )
     return 1 - busy / span, None in known

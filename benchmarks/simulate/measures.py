@@ -34,7 +34,8 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
 
     Returns:
         ``samples_per_s``; ``step_s``, seconds per optimizer step; ``trainer_idle``, the share of time in which the
-        trainer does not train, and its parts ``wait`` (for samples), ``drain``, ``sync`` and ``other``;
+        trainer does not train, and its parts ``wait`` (for samples), ``drain``, ``sync``, ``submit`` (until prompts are
+        submitted) and ``other``;
         ``rollout_idle``, the share of time in which a replica has no sequence, mean over the replicas, and
         ``slots_used``, the mean share of slots with one; ``rollout_quiet``, the share of time without any request in
         flight; ``mean_length`` of what is trained on, in tokens; ``tokens_per_s`` generated; ``wasted``, the share of
@@ -54,6 +55,7 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         "wait": sum(row["wait_s"] for row in rows) / span,
         "drain": sum(row["drain_seconds"] for row in rows) / span,
         "sync": sum(row["sync_s"] for row in ends) / span,
+        "submit": sum(row["submit_s"] for row in ends) / span,
         "other": sum(row["other_s"] for row in ends) / span,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -80,16 +81,27 @@ class Replica:
         first = engine.iteration_s + engine.per_sequence_s * count + engine.per_context_s * self.context
         return first * self.slow, engine.per_context_s * count * self.slow
 
+    def _host_seconds(self, response: Response) -> float:
+        """Of the host's next piece of work on a response."""
+        engine = self.engine
+        seconds = engine.store_s / engine.store_rounds if response.done == response.length else engine.request_s
+        return seconds * response.pace * self.slow
+
+    def host_line(self, now: float) -> float:
+        """Seconds until the host has done the next piece of everything that waits for it at ``now``."""
+        if not self.host:
+            return 0.0
+        others = sum(self._host_seconds(response) for response in itertools.islice(self.host, 1, None))
+        return max(0.0, self.host_ready - now) + others
+
     def _take_up(self, now: float) -> int:
         """The host begins with the next piece of its work; 1 if that is a response that has just ended, else 0."""
         if not self.host:
             self.host_ready = math.inf
             return 0
-        response, engine = self.host[0], self.engine
-        decoded = response.done == response.length
-        seconds = engine.store_s / engine.store_rounds if decoded else engine.request_s
-        self.host_ready = now + seconds * response.pace * self.slow
-        if not decoded or response.ended >= 0:
+        response = self.host[0]
+        self.host_ready = now + self._host_seconds(response)
+        if response.done < response.length or response.ended >= 0:
             return 0
         response.ended = now
         return 1
@@ -230,6 +242,10 @@ class Pool:
             self.unstored += 1
         for index in sorted(touched):
             self._schedule(index)
+
+    def host_line(self) -> float:
+        """Seconds until every host would take up what it was asked for now."""
+        return max(replica.host_line(self.now) for replica in self.replicas)
 
     def _least_loaded(self) -> int:
         while True:

@@ -64,7 +64,12 @@ class SimulatedRun:
     # --- prompts and responses
 
     def _submit(self, count: int) -> int:
-        """Ask the rollout for ``count`` new prompts (:meth:`PPOTrainer._add_prompts_to_generate`)."""
+        """Ask the rollout for ``count`` new prompts (:meth:`PPOTrainer._add_prompts_to_generate`).
+
+        It waits until the agent loop workers have taken them, whose event loops first do what is before it in their
+        line.
+        """
+        self.pool.advance(self.pool.now + self.pool.host_line())
         scenario, first = self.scenario, self._next_prompt
         lengths = scenario.lengths.draw(self._lengths, count, scenario.responses)
         self._next_prompt += count
@@ -111,8 +116,10 @@ class SimulatedRun:
         for global_step in range(1, self.scenario.steps // every + 1):
             self.global_step, begin = global_step, self.pool.now
             self._submit(every * self.scenario.prompts)
+            submitted = self.pool.now
             steps = [(self.global_step - 1) * every + inner + 1 for inner in range(every)]
             window = [self._optimizer_step(step) for step in steps]
+            window[-1] |= {"submit_s": submitted - begin}
             window[-1] |= self._end_of_window([row.pop("held") for row in window], begin)
             rows += window
         return rows

@@ -27,6 +27,7 @@ QUANTITIES = (
     ("wait", "  waits for samples", True, 0.05),
     ("drain", "  drain", True, 0.05),
     ("sync", "  weight sync", True, 0.05),
+    ("submit", "  submission", True, 0.05),
     ("other", "  other", True, 0.05),
     ("rollout_quiet", "rollout without a request", True, 0.05),
     ("in_flight_s", "request to response, s", False, 0.10),
