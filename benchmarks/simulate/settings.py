@@ -60,7 +60,7 @@ class Settings(BaseModel):
 
     Attributes:
         schedules, lags, gpus, seeds: the axes. Lag 0 is one cell for all schedules, and so is lag 1 of the exact ones.
-        prompts_per_step: one number, or one for each of ``gpus``.
+        prompts_per_step, steps: one number, or one for each of ``gpus``.
         rollout_share: of the GPUs; the rest train.
         lengths, length_typical, length_shape, length_within: :class:`benchmarks.simulate.scenario.Lengths`.
         gpus_per_replica, slots: of a rollout replica.
@@ -75,7 +75,7 @@ class Settings(BaseModel):
     lags: Lags = (0, 1, 2, 4, 8)
     gpus: Counts = (8, 64, 512)
     seeds: Seeds = (0, 1)
-    steps: Count = 40
+    steps: Counts = (40,)
     prompts_per_step: Counts = (32, 128, 512)
     responses_per_prompt: Count = 16
     prompt_tokens: Count = 512
@@ -116,8 +116,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Settings:
-        if len(self.prompts_per_step) not in (1, len(self.gpus)):
-            raise ValueError(f"prompts_per_step: give one number, or one for each of the {len(self.gpus)} gpus")
+        for name in ("prompts_per_step", "steps"):
+            if len(getattr(self, name)) not in (1, len(self.gpus)):
+                raise ValueError(f"{name}: give one number, or one for each of the {len(self.gpus)} gpus")
         for gpus in self.gpus:
             if not 1 <= self.replicas(gpus) * self.gpus_per_replica < gpus:
                 raise ValueError(
@@ -126,11 +127,15 @@ class Settings(BaseModel):
                 )
         for cell in self.cells():
             schedule, _ = cell.policy
-            if self.steps % schedule.sync_every:
+            steps = self._at(cell.gpus, self.steps)
+            if steps % schedule.sync_every:
                 raise ValueError(f"steps: {cell.name} syncs every {schedule.sync_every} steps, and a run ends with one")
-            if self.steps // schedule.sync_every < warm_windows(schedule) + 1:
+            if steps // schedule.sync_every < warm_windows(schedule) + 1:
                 raise ValueError(f"steps: nothing of {cell.name} is left to measure without its start")
         return self
+
+    def _at(self, gpus: int, values: tuple[int, ...]) -> int:
+        return values[self.gpus.index(gpus)] if len(values) > 1 else values[0]
 
     def replicas(self, gpus: int) -> int:
         """Rollout replicas where the two sides have their own GPUs."""
@@ -157,7 +162,6 @@ class Settings(BaseModel):
         shared = cell.schedule == "colocated"
         rollout = self.replicas(cell.gpus)
         trainers = cell.gpus if shared else cell.gpus - rollout * self.gpus_per_replica
-        place = self.gpus.index(cell.gpus) if len(self.prompts_per_step) > 1 else 0
         engine = Engine(
             slots=self.slots,
             iteration_s=self.iteration_ms * 1e-3,
@@ -174,10 +178,10 @@ class Settings(BaseModel):
             lengths=Lengths(
                 self.lengths, self.length_typical, self.length_shape, self.response_limit, self.length_within
             ),
-            prompts=self.prompts_per_step[place],
+            prompts=self._at(cell.gpus, self.prompts_per_step),
             responses=self.responses_per_prompt,
             prompt_tokens=self.prompt_tokens,
-            steps=self.steps,
+            steps=self._at(cell.gpus, self.steps),
             sync_s=self.sync_s,
             other_s=self.other_s,
             poll_s=self.poll_s,
