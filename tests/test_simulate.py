@@ -415,7 +415,11 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
 
 
 HOST = changed(
-    EVEN, engine=Engine(256, 0.005, request_s=0.2, store_s=0.3, store_rounds=fit.STORE_ROUNDS), training=Training(2.5), steps=20, poll_s=0.05
+    EVEN,
+    engine=Engine(256, 0.005, request_s=0.2, store_s=0.3, store_rounds=fit.STORE_ROUNDS),
+    training=Training(2.5),
+    steps=20,
+    poll_s=0.05,
 )
 
 
@@ -451,9 +455,7 @@ def test_another_schedule_is_predicted_from_a_synchronous_run_and_one_that_overl
 def test_a_measured_window_adds_up(tmp_path):
     run = read(recorded(tmp_path / "run", HOST, LagSchedule("broadcast", 1)), 4)
     for part in run.windows:
-        assert part.wall == pytest.approx(
-            part.wait + part.train + part.drain + part.sync + part.submit + part.other
-        )
+        assert part.wall == pytest.approx(part.wait + part.train + part.drain + part.sync + part.submit + part.other)
         assert part.other == pytest.approx(HOST.other_s)
     assert sum(run.after_validation) == 1
 

@@ -18,7 +18,7 @@ from benchmarks.simulate.trainer import SimulatedRun
 STORE_ROUNDS = 3
 """Times that an agent loop worker comes back to a response until it is stored: when the engine has ended it, when it is
 graded, and when its group is put (sat_verl/agent_loops.py; verl alone makes four round trips for each response)."""
-MATCHED = ("wait", "drain", "in_queue_s", "in_flight_s")
+MATCHED = ("wait", "drain", "submit", "in_queue_s", "in_flight_s")
 """What is fitted, of :func:`~benchmarks.simulate.measures.steady`."""
 _HALVINGS = 9
 _EVALUATIONS = 12
@@ -33,8 +33,8 @@ class Fit:
     Attributes:
         scenario: for the sizes of the run that it was fitted to.
         identified: whether the trainer ever waited for the rollout; if not, the host's work is but an upper bound.
-        target_s, reached_s: seconds per optimizer step that the trainer waited for samples and in drains, as measured
-            and as simulated.
+        target_s, reached_s: seconds per optimizer step that the trainer waited for the rollout, as measured and as
+            simulated.
     """
 
     scenario: Scenario
@@ -58,12 +58,12 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     long as the real one did, and responses are as long in flight and then between their end and the trainer.
     """
     base, seen = _recorded(run, chosen), summary(run, chosen)
-    wall, target = seen["step_s"], waits(seen)
+    wall, target = seen["step_s"], waits(seen, run)
     per_response = wall * run.replicas / (run.prompts * run.responses)
     per_token = seen["in_flight_s"] / base.lengths.typical
 
     def with_times(relative: Sequence[float]) -> Scenario:
-        host, share, token = relative
+        host, share, token = map(float, relative)
         times = {"request_s": host * (1 - share) * per_response, "store_s": host * share * per_response}
         return replace(base, engine=replace(base.engine, iteration_s=token * per_token, **times))
 
@@ -74,13 +74,13 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     def errors(relative: Sequence[float]) -> list[float]:
         found = said(relative)
         timed = [name for name in ("in_queue_s", "in_flight_s") if seen[name]]
-        return [(waits(found) - target) / wall, *(found[name] / seen[name] - 1 for name in timed)]
+        return [(waits(found, run) - target) / wall, *(found[name] / seen[name] - 1 for name in timed)]
 
-    # Relative to the time that there is. Steps of 2 %, since the sampler looks only now and then.
+    # Relative to the time that there is. Steps of 5 %, since the sampler looks only now and then.
     result = least_squares(
-        errors, (0.7, 0.5, 0.5), bounds=((0, 0, 1e-3), (2, 1, 1)), diff_step=0.02, max_nfev=_EVALUATIONS
+        errors, (0.7, 0.5, 0.5), bounds=((0, 0, 1e-3), (2, 1, 1)), diff_step=0.05, max_nfev=_EVALUATIONS
     )
-    reached = waits(said(result.x))
+    reached = waits(said(result.x), run)
     return Fit(with_times(result.x), target > 0.02 * wall, target, reached)
 
 
@@ -144,9 +144,9 @@ def with_contention(found: Fit, run: MeasuredRun, seeds: Sequence[int]) -> Fit:
     return replace(found, scenario=replace(found.scenario, trainer_slowed=trainer, rollout_slowed=rollout))
 
 
-def waits(said: dict[str, Any]) -> float:
-    """Seconds per optimizer step that the trainer waits for samples and in drains."""
-    return (said["wait"] + said["drain"]) * said["step_s"]
+def waits(said: dict[str, Any], run: MeasuredRun) -> float:
+    """Seconds per optimizer step that the trainer waits for the rollout: for samples, in drains and in submissions."""
+    return (said["wait"] + said["drain"] + (0.0 if run.schedule.exact else said["submit"])) * said["step_s"]
 
 
 def simulated(scenario: Scenario, run: MeasuredRun, seed: int) -> dict[str, Any]:

@@ -78,8 +78,13 @@ class MeasuredRun:
     after_validation: list[bool]
 
 
-def read(folder: Path, least: int) -> MeasuredRun:
+def read(folder: Path, least: int, until: int | None = None) -> MeasuredRun:
     """Read the records of a run, which must have ``least`` global steps after its start.
+
+    Args:
+        folder: of the run.
+        least: see above.
+        until: the last optimizer step to be read; None for all of them.
 
     Raises:
         ConfigError: no run is there, it has not ended, or it is too short.
@@ -93,6 +98,7 @@ def read(folder: Path, least: int) -> MeasuredRun:
     strategy = None if schedule.exact else cfg.lag.get("strategy") or "wait"
     samples = {row["step"]: row for row in read_rows(folder / SAMPLES_FILE)}
     rows = [row | samples.get(row["step"], {}) for row in read_rows(folder / METRICS_FILE)]
+    rows = [row for row in rows if until is None or row["step"] <= until]
     parts = windows(rows)
     every = schedule.sync_every
     found = [_window(before[-1]["time"], part) for before, part in itertools.pairwise(parts) if len(part) == every][

@@ -103,12 +103,12 @@ def table(run: MeasuredRun, source: str, found: Fit, result: dict[str, Any]) -> 
     return out
 
 
-def _options(words: Sequence[str]) -> tuple[list[Path], list[Path], list[int], Path | None]:
+def _options(words: Sequence[str]) -> tuple[list[Path], list[Path], list[int], int | None, Path | None]:
     folders = [Path(word) for word in words if "=" not in word]
     options = dict(word.split("=", 1) for word in words if "=" in word)
-    unknown = sorted(set(options) - {"fit", "seeds", "out"})
+    unknown = sorted(set(options) - {"fit", "seeds", "steps", "out"})
     if unknown:
-        raise ConfigError(unknown[0], options[unknown[0]], "there is no such setting", "use fit, seeds, out")
+        raise ConfigError(unknown[0], options[unknown[0]], "there is no such setting", "use fit, seeds, steps, out")
     if not folders:
         raise ConfigError("run", "", "no run is named", "add the folders of finished runs of recipes.train")
     try:
@@ -120,7 +120,11 @@ def _options(words: Sequence[str]) -> tuple[list[Path], list[Path], list[int], P
     fit_to = [Path(word) for word in arguments.split_items(options.get("fit", ""))]
     if len(fit_to) > 2:
         raise ConfigError("fit", options["fit"], "it is one run, or a synchronous one and another", "name two runs")
-    return folders, fit_to, seeds, Path(options["out"]) if "out" in options else None
+    steps = options.get("steps")
+    if steps is not None and not steps.isdecimal():
+        raise ConfigError("steps", steps, "it must be a number", "name the last optimizer step that is to be compared")
+    until = None if steps is None else int(steps)
+    return folders, fit_to, seeds, until, Path(options["out"]) if "out" in options else None
 
 
 def _fit(runs: Sequence[MeasuredRun], seeds: Sequence[int]) -> Fit:
@@ -135,13 +139,13 @@ def _fit(runs: Sequence[MeasuredRun], seeds: Sequence[int]) -> Fit:
 
 def main(words: Sequence[str], command: list[str], console: Console) -> int:
     """Compare every run; returns 0, whether or not they agree: that is a finding."""
-    folders, fit_to, seeds, out = _options(words)
+    folders, fit_to, seeds, until, out = _options(words)
     others = [read(folder, 2) for folder in fit_to]
     shared = _fit(others, seeds[:2]) if others else None
     source = " and ".join(one.name for one in others) or "its first half"
     results = []
     for folder in folders:
-        run = read(folder, 2 if others else 4)
+        run = read(folder, 2 if others else 4, until)
         first, rest = (slice(0, 0), slice(None)) if shared else fitting.halves(run)
         found = shared or fitting.fit(run, first, seeds[:2])
         scenario = fitting.transferred(found, run, len(run.windows[rest]))
@@ -154,6 +158,7 @@ def main(words: Sequence[str], command: list[str], console: Console) -> int:
                 "schedule": run.schedule.kind,
                 "lag": run.schedule.steps,
                 "fitted_to": source,
+                "until_step": until,
                 "windows": [len(run.windows[first]), len(run.windows[rest])],
                 "identified": found.identified,
                 "waits_per_step_s": {"measured": found.target_s, "simulated": found.reached_s},
