@@ -14,7 +14,8 @@ USAGE = """usage: python -m benchmarks.simulate out=DIR [schedules=[broadcast,co
            [length_typical=6000] [length_shape=0.9] [length_within=0.5] [rollout_share=0.8125] [gpus_per_replica=2]
            [slots=64] [iteration_ms=6.3] [per_sequence_us=20] [per_context_ns=30] [prefill_us=16] [request_ms=5]
            [store_ms=5] [train_us=142] [train_fixed_s=5] [train_noise=0] [sync_s=4] [other_s=2] [poll_s=0.05]
-       python -m benchmarks.simulate validate RUN_DIR... [fit=RUN_DIR|fit=[SYNC_RUN,RUN]] [seeds=8] [steps=LAST_STEP] [out=DIR]
+       python -m benchmarks.simulate validate RUN_DIR... [fit=RUN_DIR|fit=[SYNC_RUN,RUN]] [seeds=8] [steps=LAST_STEP]
+           [out=DIR]
 The first simulates every schedule at every lag and size. validate fits the simulator to the first half of each finished
 run of recipes.train and compares what it says of the other half with what was measured; with fit, to other runs."""
 

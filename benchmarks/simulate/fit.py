@@ -53,9 +53,9 @@ def fit(run: MeasuredRun, chosen: slice, seeds: Sequence[int]) -> Fit:
     """Fit to the windows of ``chosen``.
 
     Taken from the records: time of an optimizer step, of a weight sync and between global steps (means, and the spread
-    of the first), and tokens per response (mean). Found by simulation (least squares): the host's work per response, the
-    part of it that comes after the response, and the decoder's time per token, so that the simulated trainer waits as
-    long as the real one did, and responses are as long in flight and then between their end and the trainer.
+    of the first), and tokens per response (mean). Found by simulation (least squares): the host's work per response,
+    the part of it that comes after the response, and the decoder's time per token, so that the simulated trainer waits
+    as long as the real one did, and responses are as long in flight and then between their end and the trainer.
     """
     base, seen = _recorded(run, chosen), summary(run, chosen)
     wall, target = seen["step_s"], waits(seen, run)

@@ -41,7 +41,8 @@ def steady(parts: Sequence[list[dict[str, Any]]], replicas: int, slots: int) -> 
         flight; ``mean_length`` of what is trained on, in tokens; ``tokens_per_s`` generated; ``wasted``, the share of
         those that was dropped; ``ages``, ``mean_age``, ``mixed``; means over responses ``in_flight_s`` and
         ``in_queue_s``; ``queued``, the mean number of responses in the queue that wait to be trained on (Little's law:
-        their rate times ``in_queue_s``); ``queue_peak_gb`` and ``queue_mean_gb``; ``outstanding_prompts`` after a weight sync.
+        their rate times ``in_queue_s``); ``queue_peak_gb`` and ``queue_mean_gb``; ``outstanding_prompts``
+        after a weight sync.
     """
     before, rows = parts[0][-1], [row for part in parts[1:] for row in part]
     ends = [part[-1] for part in parts[1:]]

@@ -104,7 +104,7 @@ def _by_lag(rows: Sequence[dict[str, Any]], key: str, ylabel: str, path: Path) -
                 color=colours[name],
                 label=name,
             )
-        axes.set(xlabel="lag (optimizer steps)", title=f"{gpus} GPUs")
+        axes.set(xlabel="lag (optimizer steps)", title=f"{gpus} GPUs", xticks=sorted({row["lag_steps"] for row in here}))
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(ylabel)
@@ -144,7 +144,7 @@ PLOTS = {
     "trainer_idle": ("trainer_idle", "idle share of the trainer"),
     "rollout_idle": ("rollout_idle", "idle share of the rollout"),
     "mean_age": ("mean_age", "mean age (optimizer steps)"),
-    "queue_memory": ("queue_peak_gb", "most memory of the queue (GB)"),
+    "queue_memory": ("queue_peak_gb", "peak memory of the queue (GB)"),
 }
 
 
