@@ -407,7 +407,8 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
         "lag": {"schedule": schedule.kind, "steps": schedule.steps, "strategy": strategy},
         "prompts_per_step": scenario.prompts, "responses_per_prompt": scenario.responses,
         "rollout_replicas": scenario.replicas,
-        "actor_rollout_ref": {"rollout": {"max_num_seqs": scenario.engine.slots}}, "data": {"max_response_length": 1000},
+        "actor_rollout_ref": {"rollout": {"max_num_seqs": scenario.engine.slots}},
+        "data": {"max_response_length": 1000},
         "trainer": {"v1": {"sampler": {"sampler_kwargs": {"poll_interval_s": scenario.poll_s}}}},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -415,12 +416,9 @@ def recorded(folder, scenario, schedule, strategy=None, validates=True):
 
 
 HOST = changed(
-    EVEN,
-    engine=Engine(256, 0.005, request_s=0.2, store_s=0.3, store_rounds=fit.STORE_ROUNDS),
-    training=Training(2.5),
-    steps=20,
-    poll_s=0.05,
-)
+    EVEN, engine=Engine(256, 0.005, request_s=0.2, store_s=0.3, store_rounds=fit.STORE_ROUNDS),
+    training=Training(2.5), steps=20, poll_s=0.05,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("broadcast", 0), ("broadcast", 1), ("bounded", 2)])

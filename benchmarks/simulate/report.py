@@ -104,7 +104,9 @@ def _by_lag(rows: Sequence[dict[str, Any]], key: str, ylabel: str, path: Path) -
                 color=colours[name],
                 label=name,
             )
-        axes.set(xlabel="lag (optimizer steps)", title=f"{gpus} GPUs", xticks=sorted({row["lag_steps"] for row in here}))
+        axes.set(
+            xlabel="lag (optimizer steps)", title=f"{gpus} GPUs", xticks=sorted({row["lag_steps"] for row in here})
+        )
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(ylabel)
