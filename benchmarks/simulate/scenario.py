@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
-LENGTH_KINDS = ("lognormal", "pareto", "fixed")
-
 
 @dataclass(frozen=True)
 class Lengths:
