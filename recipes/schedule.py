@@ -37,6 +37,15 @@ def schedule_of(cfg: DictConfig) -> LagSchedule:
     return LagSchedule(cfg.lag.schedule, steps)
 
 
+def sampler_settings(schedule: LagSchedule, strategy: str | None = None) -> dict[str, Any]:
+    """What the sampler is told of a schedule: verl's names under ``trainer.v1.sampler``."""
+    return {
+        "max_off_policy_threshold": None if schedule.exact else schedule.steps + 1,
+        "max_off_policy_strategy": strategy or "wait",
+        "sampler_kwargs": {"exact": schedule.exact},
+    }
+
+
 def follow(cfg: DictConfig, key: str, value: Any, source: str) -> None:
     """Set ``key``, which the recipe leaves null, and refuse what the user set it to instead."""
     found = OmegaConf.select(cfg, key)
@@ -69,10 +78,10 @@ def derive(cfg: DictConfig) -> None:
         )  # fmt: skip
     follow(cfg, _ASYNC + "parameter_sync_step", every, "lag.steps")
     follow(cfg, _ASYNC + "num_warmup_batches", schedule.batches_ahead / every, "lag.steps")
-    bound = None if schedule.exact else schedule.steps + 1
-    follow(cfg, _SAMPLER + "max_off_policy_threshold", bound, "lag.steps")
-    follow(cfg, _SAMPLER + "max_off_policy_strategy", cfg.lag.get("strategy") or "wait", "lag.strategy")
-    follow(cfg, _SAMPLER + "sampler_kwargs.exact", schedule.exact, "lag.schedule")
+    sampler = sampler_settings(schedule, cfg.lag.get("strategy"))
+    follow(cfg, _SAMPLER + "max_off_policy_threshold", sampler["max_off_policy_threshold"], "lag.steps")
+    follow(cfg, _SAMPLER + "max_off_policy_strategy", sampler["max_off_policy_strategy"], "lag.strategy")
+    follow(cfg, _SAMPLER + "sampler_kwargs.exact", sampler["sampler_kwargs"]["exact"], "lag.schedule")
     follow(cfg, "trainer.total_training_steps", cfg.steps // every, "steps")
     follow(cfg, "trainer.save_freq", max(1, round(cfg.checkpoint.every / every)), "checkpoint.every")
     if cfg.validate_every is not None:

@@ -31,6 +31,9 @@ FINISH_REASON = "finish_reason"
 VALUES = ["rm_scores", "response_mask", "rollout_log_probs"]
 """What a step computes with, per token."""
 
+PER_ROW = ("rewards", "tokens", "ages", "in_flight", "in_queue", "started")
+"""Arrays of a :class:`BatchRecord` with one entry per response."""
+
 
 class UnknownPolicyVersionError(RuntimeError):
     """A response came without the record of its generation."""
@@ -50,6 +53,7 @@ class BatchRecord:
         row_ages: tokens of each response by age.
         in_flight: seconds from request to response, shape ``(rows,)``.
         in_queue: seconds from the response to now, shape ``(rows,)``.
+        started: Unix time of each request, shape ``(rows,)``.
         skipped: prompts whose responses were left out, in the order of submission.
         routes_bytes: size of the routes of all responses that came; 0 without routing replay.
     """
@@ -63,6 +67,7 @@ class BatchRecord:
     row_ages: list[Counter[int]]
     in_flight: np.ndarray
     in_queue: np.ndarray
+    started: np.ndarray
     skipped: list[str] = field(default_factory=list)
     routes_bytes: int = 0
 
@@ -83,7 +88,7 @@ class BatchRecord:
             keys=[self.keys[row] for row in kept],
             row_ages=[self.row_ages[row] for row in kept],
             skipped=sorted({prompt_of(self.keys[row]) for row in gone}),
-            **{name: getattr(self, name)[kept] for name in ("rewards", "tokens", "ages", "in_flight", "in_queue")},
+            **{name: getattr(self, name)[kept] for name in PER_ROW},
         )
 
     @property
@@ -106,6 +111,7 @@ class BatchRecord:
             "drain_seconds": 0.0,
             "in_flight_s": float(self.in_flight.mean()),
             "in_queue_s": float(self.in_queue.mean()),
+            "generated_between": [float(self.started.min()), float((self.started + self.in_flight).max())],
         }
 
     def metrics(self, longest: int) -> dict[str, float]:
@@ -187,6 +193,7 @@ def read(batch: KVBatchMeta, step: int, sync_every: int) -> BatchRecord:
         row_ages=row_ages,
         in_flight=np.array([fields[FINISHED] - fields[STARTED] for fields in extra]),
         in_queue=np.array([now - fields[FINISHED] for fields in extra]),
+        started=np.array([fields[STARTED] for fields in extra]),
         routes_bytes=sum(fields.get(ROUTES_BYTES, 0) for fields in extra),
     )
 

@@ -44,7 +44,7 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         self._upstream_refill: Callable[[int], int] = kwargs["refill_fn"]
         self.refill_fn = self._refill
         self._failed_in_a_row = 0
-        self._last_progress = time.monotonic()
+        self._last_progress = self._now()
         self._last_terminal: set[str] = set()
 
     def _refill(self, count: int) -> int:
@@ -81,10 +81,10 @@ class GuardedReplayBuffer(ReplayBufferAsync):
 
     def drain(self) -> float:
         """Wait until no training prompt is pending or running, and return the seconds it took (exact only)."""
-        start = time.monotonic()
+        start = self._now()
         self._start_waiting()
         self._wait_until(lambda: self._all_finished(self._prompts()))
-        return time.monotonic() - start
+        return self._now() - start
 
     def outstanding(self) -> list[str]:
         """Training prompts that were submitted and not trained on yet, in the order of submission."""
@@ -124,16 +124,20 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         if not enough or self.max_off_policy_threshold is None or self.max_off_policy_strategy != "wait":
             return enough
         submitted = self.prompt_global_steps[partition_id]
-        taken = sorted(sampleable_keys, key=lambda uid: submitted[uid])[:batch_size]
-        left = sorted(step for uid, step in submitted.items() if uid not in set(taken))
+        taken = set(sorted(sampleable_keys, key=lambda uid: submitted[uid])[:batch_size])
+        left = sorted(step for uid, step in submitted.items() if uid not in taken)
         # The i-th of those left is trained on at this step + 1 + i // batch_size at the earliest.
         last = self.max_off_policy_threshold - 1
         return all(step + last > global_steps + index // batch_size for index, step in enumerate(left))
 
     # --- guards
 
+    def _now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
     def _start_waiting(self) -> None:
-        self._last_progress = time.monotonic()
+        self._last_progress = self._now()
         self._last_terminal = set()
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -145,7 +149,7 @@ class GuardedReplayBuffer(ReplayBufferAsync):
         else:
             self._failed_in_a_row += len(failed - self._last_terminal)
         if (finished | failed) - self._last_terminal:
-            self._last_progress = time.monotonic()
+            self._last_progress = self._now()
             self.on_progress()
         self._last_terminal = finished | failed
         if self._failed_in_a_row >= self.failure_limit:
@@ -155,7 +159,7 @@ class GuardedReplayBuffer(ReplayBufferAsync):
             )
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        waited = time.monotonic() - self._last_progress
+        waited = self._now() - self._last_progress
         if waited > self.stall_timeout_s:
             raise RolloutFailedError(
                 f"no prompt group has finished for {waited:.0f} s ({len(self.pending_keys[partition_id])} pending, "

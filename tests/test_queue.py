@@ -200,6 +200,8 @@ def test_the_record_of_a_batch(tq):
     assert metrics["response_length/truncated"] == 1.0
     assert metrics["lag/in_flight_s"] == pytest.approx(1.0, abs=0.01)
     assert metrics["lag/in_queue_s"] >= 1.0
+    begin, end = found.sample_row(0, 0, 0)["generated_between"]
+    assert end - begin == pytest.approx(1.0, abs=0.5)
 
 
 def test_a_reward_that_is_not_finite_stops_the_run_and_is_kept(tq, tmp_path):

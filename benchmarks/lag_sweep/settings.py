@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from benchmarks import arguments
+from benchmarks.arguments import once, or_null, seed_range, split_items
 from benchmarks.arms import ARMS
 from benchmarks.lag_sweep.matched import matched_to
-from recipes.errors import ConfigError
 
 LEARNING_RATES = {"chain": 1e-3, "sort": 1e-3}
 """By task, of the tiny models: the largest of three that costs ``grpo`` little without lag (PROTOCOL.md)."""
@@ -19,36 +20,7 @@ LEARNING_RATES = {"chain": 1e-3, "sort": 1e-3}
 PAIRS = ("grpo", "sat_grpo", "grpo_matched", "gspo", "sat_gspo", "gspo_matched")
 
 
-def _items(value: Any) -> Any:
-    """``a,b`` or ``[a,b]`` as a list; commas inside brackets or quotes do not separate."""
-    if not isinstance(value, str):
-        return value
-    text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    items, depth, quote = [""], 0, ""
-    for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        else:
-            depth += (char in "[{(") - (char in "]})")
-        if char == "," and not depth and not quote:
-            items.append("")
-        else:
-            items[-1] += char
-    return [item.strip() for item in items if item.strip()]
-
-
-def _seeds(value: Any) -> Any:
-    """``10`` stands for the seeds 0 to 9."""
-    return list(range(int(value))) if isinstance(value, str) and value.isdecimal() else _items(value)
-
-
-def _null(value: Any) -> Any:
-    return None if value == "null" else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_items), Field(min_length=1)]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_items), Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AXES = ("task", "arms", "lr", "lags", "seeds")
@@ -87,11 +59,13 @@ class Settings(BaseModel):
     engine: Literal["lab", "verl"] = "lab"
     task: Names = ("chain", "sort")
     arms: Names = PAIRS
-    lags: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_items), Field(min_length=1)] = (
+    lags: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(split_items), Field(min_length=1)] = (
         0, 1, 4, 8, 16, 32,
     )  # fmt: skip
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_seeds), Field(min_length=1)] = (0, 1, 2)
-    lr: Annotated[tuple[Rate, ...] | None, BeforeValidator(lambda value: _items(_null(value)))] = None
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(seed_range), Field(min_length=1)] = (
+        0, 1, 2,
+    )  # fmt: skip
+    lr: Annotated[tuple[Rate, ...] | None, BeforeValidator(lambda value: split_items(or_null(value)))] = None
     schedule: Literal["broadcast", "constant"] = "broadcast"
     model: str = "tiny"
     steps: Count = 128
@@ -101,23 +75,20 @@ class Settings(BaseModel):
     eval_every: Count = 8
     eval_problems: Count = 256
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    dual_clip: Annotated[Annotated[float, Field(gt=1)] | None, BeforeValidator(_null)] = None
-    quantile_scope: Annotated[Literal["batch", "microbatch"] | None, BeforeValidator(_null)] = None
-    overrides: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    dual_clip: Annotated[Annotated[float, Field(gt=1)] | None, BeforeValidator(or_null)] = None
+    quantile_scope: Annotated[Literal["batch", "microbatch"] | None, BeforeValidator(or_null)] = None
+    overrides: Annotated[tuple[str, ...], BeforeValidator(split_items)] = ()
     out: Path
     cache: Path = Path(".cache")
     workers: Annotated[int, Field(ge=0)] = 1
     retry: bool = False
     submit: Literal["local", "ray", "slurm"] = "local"
-    slurm: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    slurm: Annotated[tuple[str, ...], BeforeValidator(split_items)] = ()
 
     @field_validator("task", "arms", "lags", "seeds", "lr")
     @classmethod
     def _once(cls, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-        twice = [value for index, value in enumerate(values or ()) if value in (values or ())[:index]]
-        if twice:
-            raise ValueError(f"{twice[0]} is there twice")
-        return values
+        return once(values)
 
     @field_validator("arms")
     @classmethod
@@ -169,25 +140,5 @@ def parse(words: Sequence[str]) -> Settings:
     Raises:
         ConfigError: a word that is none, an unknown or repeated setting, a value that cannot work.
     """
-    given: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise ConfigError("argument", word, "it is not of the form name=value", "write e.g. lags=[0,1,8]")
-        if name not in Settings.model_fields:
-            close = difflib.get_close_matches(name, list(Settings.model_fields), n=2)
-            fix = f"did you mean {' or '.join(close)}" if close else f"use {', '.join(Settings.model_fields)}"
-            raise ConfigError(name, value, "there is no such setting", f"{fix} (verl's own go into overrides=[...])")
-        if name in given:
-            raise ConfigError(name, value, f"it is given twice, as {given[name]} before", "give it once")
-        given[name] = value
-    if "out" not in given:
-        raise ConfigError("out", "", "it is missing", "add out=DIR, where the results are kept")
-    try:
-        return Settings(**given)  # type: ignore[arg-type]
-    except ValidationError as error:
-        first = error.errors()[0]
-        text = first["msg"].removeprefix("Value error, ")
-        name = str(first["loc"][0]) if first["loc"] else text.partition(":")[0]
-        fix = "see python -m benchmarks.lag_sweep help"
-        raise ConfigError(name, given.get(name, ""), text.removeprefix(f"{name}: "), fix) from None
+    more = " (verl's own go into overrides=[...])"
+    return arguments.parse(Settings, words, "python -m benchmarks.lag_sweep", more)
