@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: requests per second, the ratio to verl's path, and milliseconds of CPU time outside the engine."""
     lines = [
-        "| in flight | engine alone, requests/s | verl | sat_verl | sat_verl / verl | CPU ms outside, verl | sat_verl |",
+        "| in flight | engine, requests/s | verl | sat_verl | sat_verl / verl | CPU ms outside: verl | sat_verl |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
