@@ -83,7 +83,7 @@ def runner() -> type:
                 (run_dir / RESULT_FILE).write_text(json.dumps(result))
 
             # Of this process, which ends with the measurement: verl's registry takes no second trainer of the name.
-            SATAsyncTrainer.fit = fit  # type: ignore[method-assign]
+            SATAsyncTrainer.fit = fit  # type: ignore[assignment, method-assign]
             super().run(config)
 
     return Runner
