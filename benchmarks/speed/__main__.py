@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recipes.errors import ConfigError
 from recipes.launch import RunFailedError
 
-COMMANDS = ("loss", "requests", "sync")
+COMMANDS = ("loss", "start", "overlap", "overhead", "sync", "requests")
 
 
 def main(words: Sequence[str]) -> int:

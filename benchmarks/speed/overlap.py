@@ -1,0 +1,108 @@
+"""What asynchrony pays, by lag: ``python -m benchmarks.speed overlap``.
+
+The same training on the same machine, one run after another: verl's synchronous trainer, whose engine and trainer take
+turns, and the project's at several lags. Responses per second, and what each side does meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed import stack, training
+from benchmarks.speed.stock import SYNC
+from benchmarks.speed.timing import spread
+from recipes.tasks.cli import parse_settings
+from sat_verl.records import read_rows
+
+USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
+           [run_dir=out/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
+Responses per second by lag, beside verl's synchronous trainer (`sync`), with the utilisation of both sides. A run that
+is done is kept; the whole takes the time of its runs."""
+DEFAULTS: dict[str, Any] = {
+    "lags": "sync,0,1,2,4,8,bounded2,bounded8",
+    "steps": 40,
+    "run_dir": "out/speed/overlap",
+    "out": "benchmarks/results/speed_overlap.json",
+}
+WAITING = ("timing_s/gen", "timing_s/drain")
+
+
+def main(words: Sequence[str]) -> int:
+    settings = parse_settings(words, DEFAULTS, [])
+    overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in settings["difficulty"].items())]
+    folder, rows = Path(settings["run_dir"]).absolute(), []
+    for lag in str(settings["lags"]).split(","):
+        trainer, schedule = (SYNC, "0") if lag == "sync" else (training.OURS, lag)
+        run_dir = folder / f"lag-{lag}"
+        marks = training.trained(trainer, [*overrides, f"lag={schedule}"], run_dir)
+        rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
+        print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)
+    report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])
+    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
+    print(table(rows))
+    return 0
+
+
+def measured(marks: Sequence[dict[str, Any]], run_dir: Path, sync: bool) -> dict[str, Any]:
+    """One row: medians over the windows between two weight syncs, shares over all of them together."""
+    every = 1 if sync else training.window_steps(run_dir)
+    begin, end = marks[0], marks[-1]
+    seconds, windows = end["time"] - begin["time"], list(pairwise(marks))
+    responses = _responses(run_dir) * every
+
+    def share(*names: str) -> float:
+        return sum(mark["data"].get(name, 0.0) for mark in marks[1:] for name in names) / seconds
+
+    busy = share("timing_s/gen") if sync else _covered(run_dir, begin["time"], end["time"]) / seconds
+    return {
+        "windows": len(windows),
+        "responses_per_s": spread([responses / (b["time"] - a["time"]) for a, b in windows]),
+        "all_responses_per_s": responses * len(windows) / seconds,
+        "step_s": seconds / len(windows) / every,
+        "cpu_s_per_step": (end["cpu"] - begin["cpu"]) / len(windows) / every,
+        "trainer_waits": share(*WAITING),
+        "update": share("timing_s/update_actor"),
+        "weight_sync": share("timing_s/update_weights"),
+        "rollout_has_requests": busy,
+    }
+
+
+def _responses(run_dir: Path) -> int:
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    return cfg.actor_rollout_ref.actor.ppo_mini_batch_size * cfg.actor_rollout_ref.rollout.n
+
+
+def _covered(run_dir: Path, begin: float, end: float) -> float:
+    """Seconds between two times in which a response to a prompt of some step was being generated."""
+    return union([row["generated_between"] for row in read_rows(run_dir / "samples.jsonl")], begin, end)
+
+
+def union(spans: Iterable[Sequence[float]], begin: float, end: float) -> float:
+    """Length of the union of intervals within ``[begin, end]``."""
+    total, reached = 0.0, begin
+    for start, stop in sorted((max(start, begin), min(stop, end)) for start, stop in spans):
+        total += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return total
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown; the ratio is to the first row."""
+    lines = [
+        "| lag | responses/s | ratio | s / step | CPU s / step | trainer waits | updates | syncs | requests in flight |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        shares = (row[name] for name in ("trainer_waits", "update", "weight_sync", "rollout_has_requests"))
+        lines.append(
+            f"| {row['lag']} | {row['all_responses_per_s']:.1f} | "
+            f"{row['all_responses_per_s'] / rows[0]['all_responses_per_s']:.2f} | {row['step_s']:.2f} | "
+            f"{row['cpu_s_per_step']:.2f} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""A training run that is measured while it runs: the clock and the CPU time at the end of every step.
+
+The trainer is the project's, or one of verl's own on the same recipe (:mod:`benchmarks.speed.stock`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from benchmarks.speed.stack import ROOT
+from recipes import launch, report
+from recipes.compose import compose, expand_short_forms
+from recipes.lock import locked
+from sat_verl.records import read_rows
+
+OURS = "sat_verl"
+MARKS_FILE, LOG_ROWS = "marks.json", "verl_log.jsonl"
+SKIP = 5
+"""First windows that are not measured: engines warm up, and the queue is not yet as full as the lag makes it."""
+_LOOK_S = 0.02
+
+
+def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
+    """Train, and return a mark for each window between two weight syncs; a run that is done is only read.
+
+    Args:
+        trainer: :data:`OURS` or a name of :data:`benchmarks.speed.stock.TRAINERS`.
+        overrides: of recipes.train.
+        run_dir: the run's folder, emptied first if the run was not finished.
+
+    Returns:
+        By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far, and verl's
+        metrics as ``data``. The first windows and the last, which holds a checkpoint and the validation, are left out.
+
+    Raises:
+        ConfigError: bad overrides.
+        RunFailedError: the run failed, or is too short to measure.
+    """
+    if not (run_dir / MARKS_FILE).is_file():
+        shutil.rmtree(run_dir, ignore_errors=True)
+        marks = _train(trainer, overrides, run_dir)
+        (run_dir / MARKS_FILE).write_text(json.dumps(marks))
+    marks = json.loads((run_dir / MARKS_FILE).read_text())[SKIP:-1]
+    if len(marks) < 3:
+        raise launch.RunFailedError(f"{run_dir}: {len(marks)} windows to measure; set more steps")
+    return marks
+
+
+def _train(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
+    cfg = compose(expand_short_forms([*overrides, "checkpoint.every=1000000", f"run_dir={run_dir}"]))
+    launch.check(cfg)
+    launch.prepare(cfg)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_dir / LOG_ROWS)
+    program = ["-m", "recipes.driver"] if trainer == OURS else ["-m", "benchmarks.speed.stock", trainer]
+    with locked(run_dir, Console()) as lock:
+        launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", trainer, *overrides])
+        with launch.training_process(cfg, run_dir, program, inherit=(lock,)) as supervisor:
+            marks = _watch(supervisor, run_dir / LOG_ROWS)
+    if supervisor.returncode:
+        raise launch.RunFailedError(report.failure(run_dir / launch.LOG_FILE, supervisor.returncode, 0))
+    return marks
+
+
+def _watch(supervisor: subprocess.Popen, rows: Path) -> list[dict[str, Any]]:
+    marks: list[dict[str, Any]] = []
+    spent: dict[int, float] = {}
+    seen = 0
+    while supervisor.poll() is None:
+        time.sleep(_LOOK_S)
+        # A line that is being written has no end yet.
+        lines = rows.read_text().count("\n") if rows.is_file() else 0
+        if lines > seen:
+            marks += [{"time": time.time(), "cpu": _cpu(supervisor.pid, spent)}] * (lines - seen)
+            seen = lines
+    return [
+        mark | {"data": row["data"]}
+        for mark, row in zip(marks, read_rows(rows), strict=True)
+        if "timing_s/step" in row["data"]  # not the validation before training
+    ]
+
+
+def _cpu(root: int, spent: dict[int, float]) -> float:
+    """CPU seconds of the processes below, those that have ended included as far as they were seen."""
+    for process in psutil.Process(root).children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        spent[process.pid] = times.user + times.system
+    return sum(spent.values())
+
+
+def window_steps(run_dir: Path) -> int:
+    """Optimizer steps between two weight syncs of a run."""
+    return OmegaConf.load(run_dir / "config.yaml").trainer.v1.separate_async.parameter_sync_step
