@@ -95,7 +95,7 @@ def union(spans: Iterable[Sequence[float]], begin: float, end: float) -> float:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown; the ratio is to the first row."""
     lines = [
-        "| lag | responses/s | ratio | s / step | CPU s / step | trainer waits | updates | syncs | requests in flight |",
+        "| lag | responses/s | ratio | s / step | CPU s / step | trainer waits | updates | syncs | rollout busy |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
