@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.speed import stack, training
 from benchmarks.speed.stock import SYNC
+from benchmarks.speed.sync import SHAPES, dense_model
 from benchmarks.speed.timing import spread
 from recipes.tasks.cli import parse_settings
 from sat_verl.records import read_rows
@@ -21,7 +22,7 @@ from sat_verl.records import read_rows
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
            [run_dir=out/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
 Responses per second by lag, beside verl's synchronous trainer (`sync`), with the utilisation of both sides. A run that
-is done is kept; the whole takes the time of its runs."""
+is done is kept; the whole takes the time of its runs. `model` may be one of the sizes of `benchmarks.speed sync`."""
 DEFAULTS: dict[str, Any] = {
     "lags": "sync,0,1,2,4,8,bounded2,bounded8",
     "steps": 40,
@@ -33,12 +34,16 @@ WAITING = ("timing_s/gen", "timing_s/drain")
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in settings["difficulty"].items())]
     folder, rows = Path(settings["run_dir"]).absolute(), []
+    more = settings["difficulty"]
+    overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in more.items())]
+    if (size := more.get("model")) in SHAPES:
+        dense_model(folder / "models" / size, *SHAPES[size])
     for lag in str(settings["lags"]).split(","):
         trainer, schedule = (SYNC, "0") if lag == "sync" else (training.OURS, lag)
         run_dir = folder / f"lag-{lag}"
-        marks = training.trained(trainer, [*overrides, f"lag={schedule}"], run_dir)
+        words = [word.replace(f"model={size}", f"model={folder}/models/{size}") for word in overrides]
+        marks = training.trained(trainer, [*words, f"lag={schedule}"], run_dir)
         rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
         print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)
     report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])

@@ -6,6 +6,7 @@ The trainer is the project's, or one of verl's own on the same recipe (:mod:`ben
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from sat_verl.records import read_rows
 OURS = "sat_verl"
 MARKS_FILE, LOG_ROWS = "marks.json", "verl_log.jsonl"
 SKIP = 5
-"""First windows that are not measured: engines warm up, and the queue is not yet as full as the lag makes it."""
+"""First steps that are not measured: engines warm up, and the queue is not yet as full as the lag makes it."""
 _LOOK_S = 0.02
 
 
@@ -41,7 +42,8 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
 
     Returns:
         By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far, and verl's
-        metrics as ``data``. The first windows and the last, which holds a checkpoint and the validation, are left out.
+        metrics as ``data``. Of what is left out, the first steps and the last window, which holds a checkpoint and the validation, the
+        end of the first steps is the first mark.
 
     Raises:
         ConfigError: bad overrides.
@@ -51,8 +53,8 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
         shutil.rmtree(run_dir, ignore_errors=True)
         marks = _train(trainer, overrides, run_dir)
         (run_dir / MARKS_FILE).write_text(json.dumps(marks))
-    marks = json.loads((run_dir / MARKS_FILE).read_text())[SKIP:-1]
-    if len(marks) < 3:
+    marks = json.loads((run_dir / MARKS_FILE).read_text())[math.ceil(SKIP / window_steps(run_dir)) - 1 : -1]
+    if len(marks) < 2:
         raise launch.RunFailedError(f"{run_dir}: {len(marks)} windows to measure; set more steps")
     return marks
 
