@@ -18,13 +18,13 @@ from benchmarks.speed.timing import spread
 from recipes.tasks.cli import parse_settings
 
 USAGE = """usage: python -m benchmarks.speed overhead [repeats=2] [steps=30] [lag=bounded1]
-           [run_dir=out/speed/overhead] [out=benchmarks/results/speed_overhead.json] [overrides of recipes.train]
+           [run_dir=runs/speed/overhead] [out=benchmarks/results/speed_overhead.json] [overrides of recipes.train]
 Seconds and CPU seconds of a step: verl's separate_async, the same with our agent loops, ours."""
 DEFAULTS: dict[str, Any] = {
     "repeats": 2,
     "steps": 30,
     "lag": "bounded1",
-    "run_dir": "out/speed/overhead",
+    "run_dir": "runs/speed/overhead",
     "out": "benchmarks/results/speed_overhead.json",
 }
 TRAINERS = (ASYNC_OUR_LOOPS, training.OURS, ASYNC)

@@ -20,13 +20,13 @@ from recipes.tasks.cli import parse_settings
 from sat_verl.records import read_rows
 
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
-           [run_dir=out/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
+           [run_dir=runs/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
 Responses per second by lag, beside verl's synchronous trainer (`sync`), with the utilisation of both sides. A run that
 is done is kept; the whole takes the time of its runs. `model` may be one of the sizes of `benchmarks.speed sync`."""
 DEFAULTS: dict[str, Any] = {
     "lags": "sync,0,1,2,4,8,bounded2,bounded8",
     "steps": 40,
-    "run_dir": "out/speed/overlap",
+    "run_dir": "runs/speed/overlap",
     "out": "benchmarks/results/speed_overlap.json",
 }
 WAITING = ("timing_s/gen", "timing_s/drain")
@@ -37,13 +37,13 @@ def main(words: Sequence[str]) -> int:
     folder, rows = Path(settings["run_dir"]).absolute(), []
     more = settings["difficulty"]
     overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in more.items())]
-    if (size := more.get("model")) in SHAPES:
-        dense_model(folder / "models" / size, *SHAPES[size])
+    size = more.get("model")
+    model = [f"model={dense_model(folder / 'models' / size, *SHAPES[size])}"] if size in SHAPES else []
     for lag in str(settings["lags"]).split(","):
         trainer, schedule = (SYNC, "0") if lag == "sync" else (training.OURS, lag)
         run_dir = folder / f"lag-{lag}"
-        words = [word.replace(f"model={size}", f"model={folder}/models/{size}") for word in overrides]
-        marks = training.trained(trainer, [*words, f"lag={schedule}"], run_dir)
+        words = [word for word in overrides if not model or word != f"model={size}"]
+        marks = training.trained(trainer, [*words, *model, f"lag={schedule}"], run_dir)
         rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
         print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)
     report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])

@@ -21,13 +21,13 @@ from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
 
-USAGE = """usage: python -m benchmarks.speed requests [in_flight=1,8,64,256] [repeats=7] [run_dir=out/speed/requests]
+USAGE = """usage: python -m benchmarks.speed requests [in_flight=1,8,64,256] [repeats=7] [run_dir=runs/speed/requests]
            [out=benchmarks/results/speed_requests.json] [overrides of recipes.train]
 Requests per second through the whole rollout path, verl's and the project's, beside the engine alone."""
 DEFAULTS: dict[str, Any] = {
     "in_flight": "1,8,64,256",
     "repeats": 7,
-    "run_dir": "out/speed/requests",
+    "run_dir": "runs/speed/requests",
     "out": "benchmarks/results/speed_requests.json",
 }
 ENGINE, VERL, OURS = "engine alone", "verl", "sat_verl"

@@ -21,12 +21,12 @@ from recipes.launch import RunFailedError
 from recipes.tasks.cli import parse_settings
 from sat_verl.records import METRICS_FILE, PHASES_FILE, read_rows
 
-USAGE = """usage: python -m benchmarks.speed start [repeats=3] [run_dir=out/speed/start]
+USAGE = """usage: python -m benchmarks.speed start [repeats=3] [run_dir=runs/speed/start]
            [out=benchmarks/results/speed_start.json] [overrides of recipes.train]
 Seconds from the command to the first optimizer step and where they go, with forked workers and without."""
 DEFAULTS: dict[str, Any] = {
     "repeats": 3,
-    "run_dir": "out/speed/start",
+    "run_dir": "runs/speed/start",
     "out": "benchmarks/results/speed_start.json",
 }
 WAYS = {"forked": [], "imported by each": [f"ray_kwargs.ray_init.runtime_env.py_executable={sys.executable}"]}

@@ -19,13 +19,13 @@ from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
 
-USAGE = """usage: python -m benchmarks.speed sync [sizes=500k,5m,50m,500m] [repeats=7] [run_dir=out/speed/sync]
+USAGE = """usage: python -m benchmarks.speed sync [sizes=500k,5m,50m,500m] [repeats=7] [run_dir=runs/speed/sync]
            [out=benchmarks/results/speed_sync.json] [overrides of recipes.train]
 Seconds from the trainer's weights to the rollout's, for dense models of these numbers of parameters."""
 DEFAULTS: dict[str, Any] = {
     "sizes": "500k,5m,50m,500m",
     "repeats": 7,
-    "run_dir": "out/speed/sync",
+    "run_dir": "runs/speed/sync",
     "out": "benchmarks/results/speed_sync.json",
 }
 SHAPES = {"500k": (2, 128), "5m": (6, 256), "50m": (12, 576), "500m": (24, 1280)}

@@ -42,8 +42,8 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
 
     Returns:
         By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far, and verl's
-        metrics as ``data``. Of what is left out, the first steps and the last window, which holds a checkpoint and the validation, the
-        end of the first steps is the first mark.
+        metrics as ``data``. The first mark is the end of the first steps, which are not measured; nor is the last
+        window, which holds a checkpoint and the validation.
 
     Raises:
         ConfigError: bad overrides.

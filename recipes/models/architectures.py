@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from typing import TYPE_CHECKING, Any
 
 from recipes.errors import ConfigError
 from recipes.models.limits import MAX_POSITIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -73,6 +65,10 @@ def build_model(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Pre
     Raises:
         ConfigError: for an unknown name.
     """
+    # Not above: every run reads the sizes before it starts, and transformers' models take seconds to import.
+    import torch
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     check_name(name)
     ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
