@@ -76,7 +76,8 @@ def run_folder(folder, every, spans, **settings):
 
 
 def marks(count, seconds, **data):
-    return [{"time": seconds * place, "cpu": 3.0 * place, "data": data} for place in range(count)]
+    by = [{"TaskRunnerV1": 2.0 * place, "other": 1.0 * place} for place in range(count)]
+    return [{"time": seconds * one, "cpu": 3.0 * one, "cpu_by": by[one], "data": data} for one in range(count)]
 
 
 def test_overlap_measures_windows_in_steps(tmp_path):
@@ -86,6 +87,7 @@ def test_overlap_measures_windows_in_steps(tmp_path):
     assert row["all_responses_per_s"] == pytest.approx(2 * 2 * 8 / 10)
     assert (row["step_s"], row["cpu_s_per_step"]) == (2.5, 1.5)
     assert (row["trainer_waits"], row["update"], row["rollout_has_requests"]) == (0.2, 0.4, 0.5)
+    assert row["cpu_s_by_process"] == {"TaskRunnerV1": 1.0, "other": 0.5}
     of_sync = overlap.measured(marks(3, 5.0, **{"timing_s/gen": 4.0}), run, sync=True)
     assert (of_sync["step_s"], of_sync["rollout_has_requests"]) == (5.0, 0.8)
     assert "| 1 | 3.2 | 1.00 |" in overlap.table([{"lag": "1"} | row])
@@ -100,6 +102,11 @@ def test_first_steps_and_the_last_window_are_not_measured(tmp_path, every, windo
     # The first mark is the end of a window that holds the last of the first steps.
     assert found[0]["time"] * every < training.SKIP <= (found[0]["time"] + 1) * every
     assert found[-1]["time"] == windows - 2
+
+
+def test_processes_are_told_apart_by_their_titles():
+    titles = ("ray::TaskRunnerV1.run", "ray::WorkerDict", "VLLM::Worker", "/x/raylet --a", "python -m recipes.driver")
+    assert [training.kind_of(title) for title in titles] == ["TaskRunnerV1", "WorkerDict", "Worker", "raylet", "other"]
 
 
 def test_overhead_compares_with_verls_trainer():

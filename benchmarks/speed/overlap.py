@@ -73,6 +73,7 @@ def measured(marks: Sequence[dict[str, Any]], run_dir: Path, sync: bool) -> dict
         "update": share("timing_s/update_actor"),
         "weight_sync": share("timing_s/update_weights"),
         "rollout_has_requests": busy,
+        "cpu_s_by_process": training.cpu_by(begin, end, len(windows) * every),
     }
 
 

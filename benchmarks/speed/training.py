@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,8 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
         run_dir: the run's folder, emptied first if the run was not finished.
 
     Returns:
-        By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far, and verl's
-        metrics as ``data``. The first mark is the end of the first steps, which are not measured; nor is the last
+        By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far,
+        ``cpu_by`` kind of process, and verl's metrics as ``data``. The first mark is the end of the first steps, which are not measured; nor is the last
         window, which holds a checkpoint and the validation.
 
     Raises:
@@ -77,14 +79,18 @@ def _train(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[s
 
 def _watch(supervisor: subprocess.Popen, rows: Path) -> list[dict[str, Any]]:
     marks: list[dict[str, Any]] = []
-    spent: dict[int, float] = {}
+    spent: dict[int, tuple[str, float]] = {}
     seen = 0
     while supervisor.poll() is None:
         time.sleep(_LOOK_S)
         # A line that is being written has no end yet.
         lines = rows.read_text().count("\n") if rows.is_file() else 0
         if lines > seen:
-            marks += [{"time": time.time(), "cpu": _cpu(supervisor.pid, spent)}] * (lines - seen)
+            _read_cpu(supervisor.pid, spent)
+            by = Counter[str]()
+            for kind, seconds in spent.values():
+                by[kind] += seconds
+            marks += [{"time": time.time(), "cpu": sum(by.values()), "cpu_by": by}] * (lines - seen)
             seen = lines
     return [
         mark | {"data": row["data"]}
@@ -93,15 +99,28 @@ def _watch(supervisor: subprocess.Popen, rows: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _cpu(root: int, spent: dict[int, float]) -> float:
-    """CPU seconds of the processes below, those that have ended included as far as they were seen."""
+def _read_cpu(root: int, spent: dict[int, tuple[str, float]]) -> None:
+    """Kind and CPU seconds of each process below; those that have ended stay as they were seen last."""
     for process in psutil.Process(root).children(recursive=True):
         try:
-            times = process.cpu_times()
+            times, title = process.cpu_times(), " ".join(process.cmdline())
         except psutil.Error:
             continue
-        spent[process.pid] = times.user + times.system
-    return sum(spent.values())
+        spent[process.pid] = (kind_of(title), times.user + times.system)
+
+
+def kind_of(title: str) -> str:
+    """What a process of a run is, by its title: the actor's or engine's name, ``raylet``, ``gcs_server`` or other."""
+    found = re.match(r"(?:ray::|VLLM::)(\w+)", title)
+    if found:
+        return found[1]
+    return next((name for name in ("raylet", "gcs_server") if name in title.split(" ")[0]), "other")
+
+
+def cpu_by(begin: dict[str, Any], end: dict[str, Any], steps: int) -> dict[str, float]:
+    """CPU seconds of a step by kind of process, the largest first."""
+    spent = {kind: (seconds - begin["cpu_by"].get(kind, 0.0)) / steps for kind, seconds in end["cpu_by"].items()}
+    return {kind: round(seconds, 3) for kind, seconds in sorted(spent.items(), key=lambda item: -item[1])}
 
 
 def window_steps(run_dir: Path) -> int:
