@@ -43,9 +43,9 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
         run_dir: the run's folder, emptied first if the run was not finished.
 
     Returns:
-        By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far,
-        ``cpu_by`` kind of process, and verl's metrics as ``data``. The first mark is the end of the first steps, which are not measured; nor is the last
-        window, which holds a checkpoint and the validation.
+        By window ``time`` in seconds since the epoch, ``cpu``, the CPU seconds of all processes so far, ``cpu_by`` kind
+        of process, and verl's metrics as ``data``. The first mark is the end of the first steps, which are not
+        measured; nor is the last window, which holds a checkpoint and the validation.
 
     Raises:
         ConfigError: bad overrides.
