@@ -167,24 +167,43 @@ def test_one_bad_row_fails_none_that_was_stored():
 
 
 def cancelled(which, held):
-    """Of two responses, the first waits for the second, whose put then takes until ``held`` is set."""
+    """Of two responses, the first waits for the second ("waiting"), or their put is on its way ("sending")."""
 
     async def run():
-        storage, stored = asyncio.Event(), []
+        second, sending, storage, stored = (*(asyncio.Event() for _ in range(3)), [])
 
         async def slow(keys, **rows):
+            sending.set()
             await storage.wait()
             stored.append(keys)
 
-        group = GroupedPuts(slow)
-        tasks = [asyncio.create_task(respond(group, delay, put(name, 3))) for delay, name in ((0, "a"), (0.05, "b"))]
-        await asyncio.sleep(0.02 if held == "waiting" else 0.1)
+        async def after(event, group, rows):
+            group.begin()
+            try:
+                await event.wait()
+                await group.put(**rows)
+            finally:
+                group.end()
+
+        group, first = GroupedPuts(slow), asyncio.Event()
+        tasks = [
+            asyncio.create_task(after(*one)) for one in ((first, group, put("a", 3)), (second, group, put("b", 3)))
+        ]
+        await asyncio.sleep(0)  # both have begun
+        first.set()
+        while not group._waiting:
+            await asyncio.sleep(0)
+        if held == "sending":
+            second.set()
+            await asyncio.wait_for(sending.wait(), 10)
         for place in which:
             tasks[place].cancel()
-        await asyncio.sleep(0.1)
+        while not all(tasks[place].done() for place in which):
+            await asyncio.sleep(0)
+        second.set()
         storage.set()
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-        await asyncio.sleep(0)
+        await asyncio.gather(*group._sending)
         return [isinstance(one, asyncio.CancelledError) for one in results], results, stored
 
     return asyncio.run(run())
