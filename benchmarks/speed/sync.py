@@ -65,9 +65,11 @@ def main(words: Sequence[str]) -> int:
 def dense_model(folder: Path, layers: int, width: int) -> Path:
     """A Qwen3 with random float32 weights and the tiny models' tokenizer; built once."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from recipes.models.tokenizer import build_tokenizer
 
+    disable_progress_bar()
     if not (folder / "config.json").is_file():
         tokenizer = build_tokenizer(max_length=512)
         config = Qwen3Config(
