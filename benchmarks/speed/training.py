@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _watch(supervisor: subprocess.Popen, rows: Path) -> list[dict[str, Any]]:
         lines = rows.read_text().count("\n") if rows.is_file() else 0
         if lines > seen:
             _read_cpu(supervisor.pid, spent)
-            by = Counter[str]()
+            by: defaultdict[str, float] = defaultdict(float)
             for kind, seconds in spent.values():
                 by[kind] += seconds
             marks += [{"time": time.time(), "cpu": sum(by.values()), "cpu_by": by}] * (lines - seen)
