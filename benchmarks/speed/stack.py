@@ -10,8 +10,10 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +40,40 @@ def measured(module: str, settings: Mapping[str, Any], overrides: Sequence[str],
         ConfigError: bad overrides.
         RunFailedError: the stack failed; its log is in the run folder.
     """
-    console = Console()
     if (run_dir / TASK_FILE).is_file():  # of an earlier measurement
         shutil.rmtree(run_dir)
+    task = {TASK_FILE: json.dumps({"module": module, "settings": dict(settings)})}
+    with started(module, overrides, run_dir, ("-m", "benchmarks.speed.stack"), task) as supervisor:
+        code = supervisor.wait()
+    if code or not (run_dir / RESULT_FILE).is_file():
+        raise launch.RunFailedError(report.failure(run_dir / launch.LOG_FILE, code, 0))
+    return json.loads((run_dir / RESULT_FILE).read_text())
+
+
+@contextmanager
+def started(
+    name: str, overrides: Sequence[str], run_dir: Path, program: Sequence[str], files: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen]:
+    """Check, prepare and start a program on a recipe, as ``recipes.train`` starts its driver; yields the supervisor.
+
+    Args:
+        name: of what is measured, for the run's record.
+        overrides: of recipes.train.
+        run_dir: the run folder.
+        program: what Python runs.
+        files: contents of files in the run folder, by name.
+    """
     cfg = compose(expand_short_forms([*overrides, f"run_dir={run_dir}"]))
     launch.check(cfg)
     launch.prepare(cfg)
     # A worker of Ray finds this package as it finds the recipes'.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with locked(run_dir, console) as lock:
-        launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", module, *overrides])
-        (run_dir / TASK_FILE).write_text(json.dumps({"module": module, "settings": dict(settings)}))
-        program = ("-m", "benchmarks.speed.stack")
+    with locked(run_dir, Console()) as lock:
+        launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", name, *overrides])
+        for file, text in (files or {}).items():
+            (run_dir / file).write_text(text)
         with launch.training_process(cfg, run_dir, program, inherit=(lock,)) as supervisor:
-            code = supervisor.wait()
-    if code or not (run_dir / RESULT_FILE).is_file():
-        raise launch.RunFailedError(report.failure(run_dir / launch.LOG_FILE, code, 0))
-    return json.loads((run_dir / RESULT_FILE).read_text())
+            yield supervisor
 
 
 def facts(command: Sequence[str]) -> dict[str, Any]:

@@ -19,12 +19,9 @@ from typing import Any
 
 import psutil
 from omegaconf import OmegaConf
-from rich.console import Console
 
-from benchmarks.speed.stack import ROOT
+from benchmarks.speed.stack import started
 from recipes import launch, report
-from recipes.compose import compose, expand_short_forms
-from recipes.lock import locked
 from sat_verl.records import read_rows
 
 OURS = "sat_verl"
@@ -62,16 +59,10 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
 
 
 def _train(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
-    cfg = compose(expand_short_forms([*overrides, "checkpoint.every=1000000", f"run_dir={run_dir}"]))
-    launch.check(cfg)
-    launch.prepare(cfg)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(run_dir / LOG_ROWS)
     program = ["-m", "recipes.driver"] if trainer == OURS else ["-m", "benchmarks.speed.stock", trainer]
-    with locked(run_dir, Console()) as lock:
-        launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", trainer, *overrides])
-        with launch.training_process(cfg, run_dir, program, inherit=(lock,)) as supervisor:
-            marks = _watch(supervisor, run_dir / LOG_ROWS)
+    with started(trainer, [*overrides, "checkpoint.every=1000000"], run_dir, program) as supervisor:
+        marks = _watch(supervisor, run_dir / LOG_ROWS)
     if supervisor.returncode:
         raise launch.RunFailedError(report.failure(run_dir / launch.LOG_FILE, supervisor.returncode, 0))
     return marks
