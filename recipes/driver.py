@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -31,17 +32,21 @@ def load(run_dir: Path, runtime_dir: Path) -> DictConfig:
     return config
 
 
-def main(run_dir: Path, runtime_dir: Path) -> None:
-    config = load(run_dir, runtime_dir)
+def run(config: DictConfig, runner: Callable[[], type] | None = None) -> None:
+    """Run verl's V1 trainer to its end, and shut its Ray cluster down.
 
+    Args:
+        config: of :func:`load`.
+        runner: gives the class, a subclass of verl's task runner, to run in its place; called once verl is imported.
+    """
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
     try:
-        run_ppo(config, task_runner_class=TaskRunnerV1)
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner()) if runner else TaskRunnerV1)
     finally:
         ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    run(load(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -187,7 +187,11 @@ def cpu_environment(cfg: DictConfig, runtime_dir: Path) -> dict[str, str]:
 
 @contextmanager
 def training_process(
-    cfg: DictConfig, run_dir: Path, program: Sequence[str] = ("-m", "recipes.driver"), inherit: Sequence[int] = ()
+    cfg: DictConfig,
+    run_dir: Path,
+    program: Sequence[str] = ("-m", "recipes.driver"),
+    inherit: Sequence[int] = (),
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Start verl for a run folder under a supervisor, and leave nothing of it behind.
 
@@ -196,10 +200,11 @@ def training_process(
         run_dir: the run folder, which holds that config.
         program: what Python runs, with the run folder and a folder for sockets as arguments.
         inherit: file descriptors that the supervisor keeps open until all has ended.
+        more: environment variables of the program and all that it starts.
     """
     # Short: Ray and vLLM put Unix sockets below it, whose paths may have 107 characters.
     runtime_dir = Path(tempfile.mkdtemp(prefix="satv-", dir="/tmp" if os.path.isdir("/tmp") else None))
-    env = environment(cfg, runtime_dir)
+    env = environment(cfg, runtime_dir) | dict(more or {})
     driver = [sys.executable, *program, str(run_dir), str(runtime_dir)]
     folders = [str(runtime_dir), *filter(None, [env.get(SHM_DIR_ENV)])]
     command = [sys.executable, "-m", "recipes.supervisor", os.pathsep.join(folders), str(run_dir / LOG_FILE), *driver]

@@ -40,17 +40,5 @@ def runner():
     return Runner
 
 
-def main(run_dir, runtime_dir):
-    config = synchronous(driver.load(run_dir, runtime_dir))
-
-    import ray
-    from verl.trainer.main_ppo import run_ppo
-
-    try:
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner()))
-    finally:
-        ray.shutdown()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    driver.run(synchronous(driver.load(Path(sys.argv[1]), Path(sys.argv[2]))), runner)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 
 import pytest
 from omegaconf import OmegaConf
@@ -164,8 +165,18 @@ def test_verls_samplers_look_as_often_as_ours():
 # --- the real stack
 
 
+@pytest.fixture
+def same_environment():
+    """What a benchmark needs in its programs' environment must not stay in this one."""
+    before = dict(os.environ)
+    yield
+    changed = {key for key in os.environ.keys() | before if os.environ.get(key) != before.get(key)}
+    assert not changed - {"PYTEST_CURRENT_TEST"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("same_environment")
 def test_the_three_paths_of_a_request_through_the_real_stack(tmp_path):
     out = tmp_path / "out.json"
     words = ["requests", "in_flight=1,8", "repeats=1", f"run_dir={tmp_path / 'run'}", f"out={out}", "algorithm=grpo"]
@@ -181,6 +192,7 @@ def test_the_three_paths_of_a_request_through_the_real_stack(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("same_environment")
 def test_verls_synchronous_trainer_is_measured_on_a_recipe(tmp_path):
     out = tmp_path / "out.json"
     small = ["prompts_per_step=4", "responses_per_prompt=4", "task.test_size=8", "algorithm=grpo"]

@@ -25,9 +25,14 @@ CASES = [
 ]
 
 
+def environment():
+    """This process's, without what leads to packages outside an environment: pip would call those installed."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("VERL_", "PYTHONPATH"))}
+
+
 def pip(*arguments, python=sys.executable):
     command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +79,15 @@ def environments(tmp_path_factory, wheel):
 @pytest.mark.parametrize(("version", "switch"), CASES)
 def test_losses_in_a_release_of_verl(version, switch, environments, tmp_path):
     python = environments(version)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VERL_", "PYTHONPATH"))}
     extra = {"VERL_USE_EXTERNAL_MODULES": "sat_verl.plugin"} if switch == "environment" else {}
     script = Path(__file__).with_name("verl_version_checks.py")
     done = subprocess.run(
-        [python, script, version, switch], cwd=tmp_path, env=clean | extra, capture_output=True, text=True, check=False
+        [python, script, version, switch],
+        cwd=tmp_path,
+        env=environment() | extra,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert done.stdout.splitlines()[-1] == "checked"

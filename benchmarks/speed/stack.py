@@ -52,7 +52,12 @@ def measured(module: str, settings: Mapping[str, Any], overrides: Sequence[str],
 
 @contextmanager
 def started(
-    name: str, overrides: Sequence[str], run_dir: Path, program: Sequence[str], files: Mapping[str, str] | None = None
+    name: str,
+    overrides: Sequence[str],
+    run_dir: Path,
+    program: Sequence[str],
+    files: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Check, prepare and start a program on a recipe, as ``recipes.train`` starts its driver; yields the supervisor.
 
@@ -62,17 +67,18 @@ def started(
         run_dir: the run folder.
         program: what Python runs.
         files: contents of files in the run folder, by name.
+        env: environment variables of the program.
     """
     cfg = compose(expand_short_forms([*overrides, f"run_dir={run_dir}"]))
     launch.check(cfg)
     launch.prepare(cfg)
     # A worker of Ray finds this package as it finds the recipes'.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))} | dict(env or {})
     with locked(run_dir, Console()) as lock:
         launch.open_run_folder(cfg, ["python", "-m", "benchmarks.speed", name, *overrides])
         for file, text in (files or {}).items():
             (run_dir / file).write_text(text)
-        with launch.training_process(cfg, run_dir, program, inherit=(lock,)) as supervisor:
+        with launch.training_process(cfg, run_dir, program, inherit=(lock,), more=more) as supervisor:
             yield supervisor
 
 
@@ -108,17 +114,5 @@ def runner() -> type:
     return Runner
 
 
-def main(run_dir: Path, runtime_dir: Path) -> None:
-    config = driver.load(run_dir, runtime_dir)
-
-    import ray
-    from verl.trainer.main_ppo import run_ppo
-
-    try:
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner()))
-    finally:
-        ray.shutdown()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    driver.run(driver.load(Path(sys.argv[1]), Path(sys.argv[2])), runner)

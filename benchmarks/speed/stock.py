@@ -43,14 +43,7 @@ def as_verls(config: DictConfig, trainer: str) -> DictConfig:
 def main(trainer: str, run_dir: Path, runtime_dir: Path) -> None:
     config: Any = as_verls(driver.load(run_dir, runtime_dir), trainer)
     OmegaConf.save(config, run_dir / f"{trainer}.yaml")
-
-    import ray
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-
-    try:
-        run_ppo(config, task_runner_class=TaskRunnerV1)
-    finally:
-        ray.shutdown()
+    driver.run(config)
 
 
 if __name__ == "__main__":

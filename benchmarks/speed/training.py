@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -59,9 +58,9 @@ def trained(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[
 
 
 def _train(trainer: str, overrides: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(run_dir / LOG_ROWS)
     program = ["-m", "recipes.driver"] if trainer == OURS else ["-m", "benchmarks.speed.stock", trainer]
-    with started(trainer, [*overrides, "checkpoint.every=1000000"], run_dir, program) as supervisor:
+    env = {"VERL_FILE_LOGGER_PATH": str(run_dir / LOG_ROWS)}
+    with started(trainer, [*overrides, "checkpoint.every=1000000"], run_dir, program, env=env) as supervisor:
         marks = _watch(supervisor, run_dir / LOG_ROWS)
     if supervisor.returncode:
         raise launch.RunFailedError(report.failure(run_dir / launch.LOG_FILE, supervisor.returncode, 0))
