@@ -7,7 +7,7 @@ import os
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks.speed import overhead, overlap, requests, start, stock, sync, training
+from benchmarks.speed import curve, overhead, overlap, requests, start, stock, sync, training
 from benchmarks.speed.__main__ import COMMANDS, main
 
 
@@ -92,6 +92,21 @@ def test_overlap_measures_windows_in_steps(tmp_path):
     of_sync = overlap.measured(marks(3, 5.0, **{"timing_s/gen": 4.0}), run, sync=True)
     assert (of_sync["step_s"], of_sync["rollout_has_requests"]) == (5.0, 0.8)
     assert "| 1 | 3.2 | 1.00 |" in overlap.table([{"lag": "1"} | row])
+
+
+def overlap_row(lag, rate):
+    spread = {"low": 0.9 * rate, "median": rate, "high": 1.1 * rate}
+    shares = {"trainer_waits": 0.2, "rollout_has_requests": 0.6}
+    return {"lag": lag, "all_responses_per_s": rate, "responses_per_s": spread} | shares
+
+
+def test_the_overlap_curve_has_one_line_by_kind_of_schedule(tmp_path):
+    rows = [overlap_row(lag, rate) for lag, rate in [("sync", 10), ("0", 15), ("8", 18), ("bounded2", 22), ("1", 20)]]
+    lines = {kind: [(lag, row["lag"]) for lag, row in points] for kind, points in curve.series(rows).items()}
+    assert lines == {"exact": [(0, "0"), (1, "1"), (8, "8")], "bounded": [(0, "0"), (2, "bounded2")]}
+    assert list(curve.series(rows[:3])) == ["exact"]
+    curve.draw(rows, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("every", "windows", "kept"), [(1, 10, 5), (2, 8, 5), (8, 4, 3)])

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import stack, training
+from benchmarks.speed import curve, stack, training
 from benchmarks.speed.stock import SYNC
 from benchmarks.speed.sync import SHAPES, dense_model
 from benchmarks.speed.timing import spread
@@ -21,8 +21,9 @@ from sat_verl.records import read_rows
 
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
            [run_dir=runs/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
-Responses per second by lag, beside verl's synchronous trainer (`sync`), with the utilisation of both sides. A run that
-is done is kept; the whole takes the time of its runs. `model` may be one of the sizes of `benchmarks.speed sync`."""
+Responses per second by lag, beside verl's synchronous trainer (`sync`), and the utilisation of both sides; `out` with the
+ending .png is their plot. A run that is done is kept; the whole takes the time of its runs. `model` may be one of the
+sizes of `benchmarks.speed sync`."""
 DEFAULTS: dict[str, Any] = {
     "lags": "sync,0,1,2,4,8,bounded2,bounded8",
     "steps": 40,
@@ -47,7 +48,9 @@ def main(words: Sequence[str]) -> int:
         rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
         print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)
     report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])
-    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
+    out = Path(settings["out"])
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    curve.draw(rows, out.with_suffix(".png"))
     print(table(rows))
     return 0
 
