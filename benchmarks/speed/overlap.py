@@ -21,9 +21,9 @@ from sat_verl.records import read_rows
 
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
            [run_dir=runs/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
-Responses per second by lag, beside verl's synchronous trainer (`sync`), and the utilisation of both sides; plotted beside
-`out`, as .png. A run that is done is kept; the whole takes the time of its runs. `model` may be one of the sizes of
-`benchmarks.speed sync`."""
+Responses per second by lag, beside verl's synchronous trainer (`sync`), and the utilisation of both sides; plotted
+beside `out`, as .png. A run that is done is kept; the whole takes the time of its runs. `model` may be one of the sizes
+of `benchmarks.speed sync`."""
 DEFAULTS: dict[str, Any] = {
     "lags": "sync,0,1,2,4,8,bounded2,bounded8",
     "steps": 40,
