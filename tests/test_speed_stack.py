@@ -101,10 +101,15 @@ def overlap_row(lag, rate):
 
 
 def test_the_overlap_curve_has_one_line_by_kind_of_schedule(tmp_path):
-    rows = [overlap_row(lag, rate) for lag, rate in [("sync", 10), ("0", 15), ("8", 18), ("bounded2", 22), ("1", 20)]]
-    lines = {kind: [(lag, row["lag"]) for lag, row in points] for kind, points in curve.series(rows).items()}
-    assert lines == {"exact": [(0, "0"), (1, "1"), (8, "8")], "bounded": [(0, "0"), (2, "bounded2")]}
-    assert list(curve.series(rows[:3])) == ["exact"]
+    rates = [("sync", 10), ("0", 15), ("8", 18), ("bounded2", 22), ("1", 20), ("constant2", 21)]
+    rows = [overlap_row(lag, rate) for lag, rate in rates]
+    lines = {name: [(lag, row["lag"]) for lag, row in points] for name, points in curve.series(rows).items()}
+    assert lines == {
+        "broadcast": [(0, "0"), (1, "1"), (8, "8")],
+        "bounded": [(0, "0"), (2, "bounded2")],
+        "constant": [(0, "0"), (2, "constant2")],
+    }
+    assert list(curve.series(rows[:3])) == ["broadcast"]
     curve.draw(rows, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 10_000
 
