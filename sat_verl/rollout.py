@@ -21,6 +21,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from sat_verl import routes
+from sat_verl.admission import OldestFirst
 from sat_verl.agent_loops import Frugal
 from sat_verl.batch_record import FINISH_REASON, FINISHED, SEGMENTS, STARTED
 
@@ -173,12 +174,12 @@ class _PacksRoutes:
 
 
 @ray.remote
-class RecordingAgentLoopWorker(Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class RecordingAgentLoopWorker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The worker of :class:`RecordingAgentLoopManager`."""
 
 
 @ray.remote
-class SeededAgentLoopWorker(Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class SeededAgentLoopWorker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The same that gives each response a seed of its own.
 
     The seed depends on ``sat_verl.seed``, the prompt's place in the run (validation: its row) and the number of the

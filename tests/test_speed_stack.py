@@ -73,6 +73,8 @@ def run_folder(folder, every, spans, **settings):
     )
     lines = [json.dumps({"generated_between": span}) for span in spans]
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    lag = {"ok": True, "mean_age": 1.5, "realised": {"1": 0.5, "2": 0.5}, "mixed_responses": 1, "responses": 40}
+    (folder / "lag.json").write_text(json.dumps(lag))
     return folder
 
 
@@ -83,20 +85,26 @@ def marks(count, seconds, **data):
 
 def test_overlap_measures_windows_in_steps(tmp_path):
     run = run_folder(tmp_path / "run", 2, [(0, 3), (8, 10)])
-    row = overlap.measured(marks(3, 5.0, **{"timing_s/gen": 1.0, "timing_s/update_actor": 2.0}), run, sync=False)
+    data = {"timing_s/gen": 1.0, "timing_s/update_actor": 2.0, "timing_s/drain": 0.5}
+    row = overlap.measured(marks(3, 5.0, **data), run, sync=False)
     assert row["windows"] == 2
     assert row["all_responses_per_s"] == pytest.approx(2 * 2 * 8 / 10)
     assert (row["step_s"], row["cpu_s_per_step"]) == (2.5, 1.5)
-    assert (row["trainer_waits"], row["update"], row["rollout_has_requests"]) == (0.2, 0.4, 0.5)
+    assert (row["trainer_waits"], row["drain"], row["update"], row["rollout_has_requests"]) == (0.2, 0.1, 0.4, 0.5)
+    assert (row["kept"], row["mean_age"], row["mixed_responses"]) == (True, 1.5, 0.025)
     assert row["cpu_s_by_process"] == {"TaskRunnerV1": 1.0, "other": 0.5}
     of_sync = overlap.measured(marks(3, 5.0, **{"timing_s/gen": 4.0}), run, sync=True)
     assert (of_sync["step_s"], of_sync["rollout_has_requests"]) == (5.0, 0.8)
-    assert "| 1 | 3.2 | 1.00 |" in overlap.table([{"lag": "1"} | row])
+    assert "mean_age" not in of_sync
+    lines = overlap.table([{"lag": "1"} | row, {"lag": "sync"} | of_sync]).splitlines()
+    assert lines[2].startswith("| 1 | 3.2 | 1.00 |")
+    assert lines[2].endswith("| 50 % | 1.5 | 2.5 % |")
+    assert len({line.count("|") for line in lines}) == 1
 
 
 def overlap_row(lag, rate):
     spread = {"low": 0.9 * rate, "median": rate, "high": 1.1 * rate}
-    shares = {"trainer_waits": 0.2, "rollout_has_requests": 0.6}
+    shares = {"trainer_waits": 0.2, "drain": 0.1, "rollout_has_requests": 0.6}
     return {"lag": lag, "all_responses_per_s": rate, "responses_per_s": spread} | shares
 
 

@@ -38,7 +38,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     base = rows[0]["all_responses_per_s"]
     panels = {
         f"responses/s, over {rows[0]['lag']} ({base:.0f}/s)": lambda row: row["all_responses_per_s"] / base,
-        "trainer does not wait, share of time": lambda row: 1 - row["trainer_waits"],
+        "trainer does not wait, share of time": lambda row: 1 - row["trainer_waits"] - row["drain"],
         "rollout has requests, share of time": lambda row: row["rollout_has_requests"],
     }
     found = series(rows)

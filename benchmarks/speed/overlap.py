@@ -17,7 +17,7 @@ from benchmarks.speed.stock import SYNC
 from benchmarks.speed.sync import SHAPES, dense_model
 from benchmarks.speed.timing import spread
 from recipes.tasks.cli import parse_settings
-from sat_verl.records import read_rows
+from sat_verl.records import LAG_FILE, read_rows
 
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
            [run_dir=runs/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
@@ -30,7 +30,6 @@ DEFAULTS: dict[str, Any] = {
     "run_dir": "runs/speed/overlap",
     "out": "benchmarks/results/speed_overlap.json",
 }
-WAITING = ("timing_s/gen", "timing_s/drain")
 
 
 def main(words: Sequence[str]) -> int:
@@ -72,12 +71,20 @@ def measured(marks: Sequence[dict[str, Any]], run_dir: Path, sync: bool) -> dict
         "all_responses_per_s": responses * len(windows) / seconds,
         "step_s": seconds / len(windows) / every,
         "cpu_s_per_step": (end["cpu"] - begin["cpu"]) / len(windows) / every,
-        "trainer_waits": share(*WAITING),
+        "trainer_waits": share("timing_s/gen"),
         "update": share("timing_s/update_actor"),
         "weight_sync": share("timing_s/update_weights"),
         "rollout_has_requests": busy,
         "cpu_s_by_process": training.cpu_by(begin, end, len(windows) * every),
-    }
+        "drain": share("timing_s/drain"),
+    } | ({} if sync else _lag(run_dir))
+
+
+def _lag(run_dir: Path) -> dict[str, Any]:
+    """What became of the schedule in the whole run, its first steps counted."""
+    lag = json.loads((run_dir / LAG_FILE).read_text())
+    mixed = lag["mixed_responses"] / lag["responses"]
+    return {"kept": lag["ok"], "mean_age": lag["mean_age"], "ages": lag["realised"], "mixed_responses": mixed}
 
 
 def _responses(run_dir: Path) -> int:
@@ -104,14 +111,16 @@ def union(spans: Iterable[Sequence[float]], begin: float, end: float) -> float:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown; the ratio is to the first row."""
     lines = [
-        "| lag | responses/s | ratio | s / step | CPU s / step | trainer waits | updates | syncs | rollout busy |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| lag | responses/s | ratio | s / step | CPU s / step | trainer waits | drains | updates | syncs | "
+        "rollout busy | mean age | mixed |",
+        "|" + "---|" * 12,
     ]
     for row in rows:
-        shares = (row[name] for name in ("trainer_waits", "update", "weight_sync", "rollout_has_requests"))
+        names = ("trainer_waits", "drain", "update", "weight_sync", "rollout_has_requests")
+        ages = f"{row['mean_age']:.1f} | {100 * row['mixed_responses']:.1f} %" if "mean_age" in row else " | "
         lines.append(
             f"| {row['lag']} | {row['all_responses_per_s']:.1f} | "
             f"{row['all_responses_per_s'] / rows[0]['all_responses_per_s']:.2f} | {row['step_s']:.2f} | "
-            f"{row['cpu_s_per_step']:.2f} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |"
+            f"{row['cpu_s_per_step']:.2f} | {' | '.join(f'{100 * row[name]:.0f} %' for name in names)} | {ages} |"
         )
     return "\n".join(lines)
