@@ -73,6 +73,8 @@ def run_folder(folder, every, spans, **settings):
     )
     lines = [json.dumps({"generated_between": span}) for span in spans]
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    drains = [{"time": time, "timing_s/drain": 0.5} for time in range(0, 30, 5)] + [{"time": 7}]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, drains)) + "\n")
     lag = {"ok": True, "mean_age": 1.5, "realised": {"1": 0.5, "2": 0.5}, "mixed_responses": 1, "responses": 40}
     (folder / "lag.json").write_text(json.dumps(lag))
     return folder
@@ -85,7 +87,7 @@ def marks(count, seconds, **data):
 
 def test_overlap_measures_windows_in_steps(tmp_path):
     run = run_folder(tmp_path / "run", 2, [(0, 3), (8, 10)])
-    data = {"timing_s/gen": 1.0, "timing_s/update_actor": 2.0, "timing_s/drain": 0.5}
+    data = {"timing_s/gen": 1.0, "timing_s/update_actor": 2.0}
     row = overlap.measured(marks(3, 5.0, **data), run, sync=False)
     assert row["windows"] == 2
     assert row["all_responses_per_s"] == pytest.approx(2 * 2 * 8 / 10)
@@ -115,7 +117,7 @@ def test_the_overlap_curve_has_one_line_by_kind_of_schedule(tmp_path):
     assert lines == {
         "broadcast": [(0, "0"), (1, "1"), (8, "8")],
         "bounded": [(0, "0"), (2, "bounded2")],
-        "constant": [(0, "0"), (2, "constant2")],
+        "constant": [(0, "0"), (1, "1"), (2, "constant2")],
     }
     assert list(curve.series(rows[:3])) == ["broadcast"]
     curve.draw(rows, tmp_path / "curve.png")

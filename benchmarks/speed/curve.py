@@ -16,18 +16,18 @@ from matplotlib import pyplot as plt
 def series(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
     """Rows by schedule (``broadcast``, ``constant``, ``bounded``), each with its lag in optimizer steps, in order.
 
-    Lag 0 is the same in all of them and stands in each, verl's synchronous trainer in none.
+    Lag 0 is the same in all and stands in each, as lag 1 in both exact ones; verl's synchronous trainer in none.
     """
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         name, lag = re.fullmatch(r"(\D*)(\d*)", str(row["lag"])).groups()  # type: ignore[union-attr]
         if lag:
-            found.setdefault(name or "broadcast", []).append((int(lag), row))
-    start = [point for points in found.values() for point in points if point[0] == 0][:1]
-    return {
-        name: [*start, *sorted((point for point in points if point[0]), key=lambda point: point[0])]
-        for name, points in found.items()
-    }
+            found.setdefault(name or "broadcast", {})[int(lag)] = row
+    exact = found.get("broadcast", {})
+    for name, points in found.items():
+        same = (0, 1) if name == "constant" else (0,)
+        found[name] = {lag: exact[lag] for lag in same if lag in exact} | points
+    return {name: sorted(points.items(), key=lambda point: point[0]) for name, points in found.items()}
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -17,7 +17,7 @@ from benchmarks.speed.stock import SYNC
 from benchmarks.speed.sync import SHAPES, dense_model
 from benchmarks.speed.timing import spread
 from recipes.tasks.cli import parse_settings
-from sat_verl.records import LAG_FILE, read_rows
+from sat_verl.records import LAG_FILE, METRICS_FILE, read_rows
 
 USAGE = """usage: python -m benchmarks.speed overlap [lags=sync,0,1,2,4,8,bounded2,bounded8] [steps=40]
            [run_dir=runs/speed/overlap] [out=benchmarks/results/speed_overlap.json] [overrides of recipes.train]
@@ -76,8 +76,14 @@ def measured(marks: Sequence[dict[str, Any]], run_dir: Path, sync: bool) -> dict
         "weight_sync": share("timing_s/update_weights"),
         "rollout_has_requests": busy,
         "cpu_s_by_process": training.cpu_by(begin, end, len(windows) * every),
-        "drain": share("timing_s/drain"),
+        "drain": 0.0 if sync else _drained(run_dir, begin["time"], end["time"]) / seconds,
     } | ({} if sync else _lag(run_dir))
+
+
+def _drained(run_dir: Path, begin: float, end: float) -> float:
+    """Seconds between two times in which the trainer waited for the rollout to finish before a weight sync."""
+    rows = (row for row in read_rows(run_dir / METRICS_FILE) if begin < row["time"] <= end)
+    return sum(row.get("timing_s/drain", 0.0) for row in rows)
 
 
 def _lag(run_dir: Path) -> dict[str, Any]:
