@@ -62,6 +62,7 @@ class Replica:
     def __init__(self, engine: Engine, prompt_tokens: int) -> None:
         self.engine, self.prompt_tokens = engine, prompt_tokens
         self.slow = 1.0
+        self.outside: deque[Response] = deque()
         self.host: deque[Response] = deque()
         self.waiting: deque[Response] = deque()
         self.running: list[tuple[float, int, Response]] = []
@@ -69,7 +70,7 @@ class Replica:
         self.context = 0.0
         self.at = self.decodes_from = 0.0
         self.host_ready = math.inf
-        self.load = 0
+        self.load = self.in_work = 0
         self.idle_s = self.slot_s = self.tokens = 0.0
         self._order = 0
 
@@ -162,9 +163,22 @@ class Replica:
                 else:
                     found.stored.append(response)
             found.taken_up += self._take_up(now)
+        self.in_work -= len(found.stored)
+        found.taken_up += self._begin()
         self._admit()
         self.load -= found.ended
         return found
+
+    def _begin(self) -> int:
+        """Let the host begin with the oldest requests while it has fewer responses in work than there are slots.
+
+        See :mod:`sat_verl.admission`, which counts whole prompts. Returns how many ended responses the host takes up.
+        """
+        taken_up = 0
+        while self.outside and self.in_work < self.engine.slots:
+            self.in_work += 1
+            taken_up += self._give_host(self.outside.popleft())
+        return taken_up
 
     def _give_host(self, response: Response) -> int:
         self.host.append(response)
@@ -184,7 +198,8 @@ class Replica:
     def take(self, response: Response) -> None:
         """A new request."""
         self.load += 1
-        self._give_host(response)
+        self.outside.append(response)
+        self._begin()
 
     def abort(self, version: int) -> None:
         """End all running requests; they wait, in their order, to be resumed with what they have."""

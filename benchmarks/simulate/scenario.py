@@ -50,7 +50,8 @@ class Engine:
     tokens per second grow with the batch and saturate.
 
     Args:
-        slots: sequences that run at once; further requests wait, first come, first served.
+        slots: sequences that run at once, and responses that the host has in work; further requests wait, first come,
+            first served.
         iteration_s, per_sequence_s, per_context_s: seconds, as above.
         prefill_s: seconds per token of a prompt, or of a response that is resumed; nothing is decoded meanwhile.
         request_s: work of the host until a request reaches the replica, in seconds.
