@@ -1,8 +1,9 @@
-"""Older prompts first: an agent loop worker starts no more of them than the engines can work on.
+"""Older prompts first: the agent loop workers start no more of them than the engines can work on.
 
 verl starts every prompt as soon as it is submitted. A lag of n submits n batches at once, and one process then takes
 turns among all of their responses, so that the first batch is complete hardly before the last one: the trainer waits
-for the whole window, then the rollout for the trainer. What waits here would wait in the engine's queue there.
+for the whole window, then the rollout for the trainer. And of several workers it gives the first one the oldest
+prompts, the last one the newest. What waits here would wait in the engine's queue there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 from typing import Any
 
 from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 
 SINGLE_TURN = "single_turn_agent"
 
@@ -62,3 +65,20 @@ class OldestFirst:
             places = prompts_at_once(self.config, rollout.agent.num_workers, responses)
             self._places[validate] = asyncio.Semaphore(places)
         return self._places[validate]
+
+
+def dealt(prompts: TensorDict, workers: int) -> TensorDict:
+    """Prompts in such an order that verl's equal chunks of it give each worker old and new ones in turn."""
+    hands = min(workers, len(prompts))
+    if hands < 2:
+        return prompts
+    return tu.index_select_tensor_dict(prompts, [i for hand in range(hands) for i in range(hand, len(prompts), hands)])
+
+
+class Dealing:
+    """For verl's agent loop manager: its workers get the prompts in turn."""
+
+    agent_loop_workers: list
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        super().generate_sequences(dealt(prompts, len(self.agent_loop_workers)))  # type: ignore[misc]

@@ -21,7 +21,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from sat_verl import routes
-from sat_verl.admission import OldestFirst
+from sat_verl.admission import Dealing, OldestFirst
 from sat_verl.agent_loops import Frugal
 from sat_verl.batch_record import FINISH_REASON, FINISHED, SEGMENTS, STARTED
 
@@ -192,13 +192,13 @@ class SeededAgentLoopWorker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd, Age
         return await super()._run_agent_loop(sampling_params | {"seed": seed}, trajectory, **kwargs)
 
 
-class RecordingAgentLoopManager(AgentLoopManagerTQ):
+class RecordingAgentLoopManager(Dealing, AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = RecordingAgentLoopWorker
 
 
-class SeededAgentLoopManager(AgentLoopManagerTQ):
+class SeededAgentLoopManager(Dealing, AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = SeededAgentLoopWorker

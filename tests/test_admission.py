@@ -4,9 +4,11 @@ import asyncio
 import inspect
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from sat_verl.admission import OldestFirst, prompts_at_once
+from sat_verl.admission import Dealing, OldestFirst, dealt, prompts_at_once
 
 
 def config(sequences, *, n=4, workers=1, **more):
@@ -109,8 +111,40 @@ def test_verl_still_begins_every_prompt_at_once():
     assert 'batch["agent_name"] = NonTensorData(default_agent_loop)' in inspect.getsource(theirs.generate_sequences)
 
 
+def prompts(count):
+    columns = {"index": torch.arange(count), "uid": NonTensorStack(*[str(i) for i in range(count)])}
+    ragged = torch.nested.as_nested_tensor([torch.full((i + 1,), i) for i in range(count)], layout=torch.jagged)
+    fields = {**columns, "raw": ragged, "global_steps": NonTensorData(3)}
+    return TensorDict(fields, batch_size=[count])
+
+
+@pytest.mark.parametrize(("count", "workers"), [(8, 2), (10, 4), (3, 8), (1, 4), (16, 1)])
+def test_every_worker_gets_old_and_new_prompts_in_turn(count, workers):
+    order = dealt(prompts(count), workers)
+    assert sorted(order["index"].tolist()) == list(range(count))
+    assert (
+        [int(uid) for uid in order["uid"]]
+        == [row[0].item() for row in order["raw"].unbind()]
+        == order["index"].tolist()
+    )
+    assert order["global_steps"] == 3
+    begun = [chunk["index"][0].item() for chunk in order.chunk(workers)]  # as verl's manager does
+    assert sorted(begun)[:2] == list(range(min(2, len(begun))))
+    if count % workers == 0:
+        assert begun == list(range(workers))
+
+
+def test_verl_still_gives_each_worker_one_chunk():
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+    source = inspect.getsource(AgentLoopManagerTQ.generate_sequences)
+    assert "prompts.chunk(len(self.agent_loop_workers))" in source
+
+
 def test_the_recipes_workers_limit_them():
     from sat_verl import rollout
 
+    for manager in (rollout.RecordingAgentLoopManager, rollout.SeededAgentLoopManager):
+        assert issubclass(manager, Dealing)
     for worker in (rollout.RecordingAgentLoopWorker, rollout.SeededAgentLoopWorker):
         assert issubclass(worker.__ray_actor_class__, OldestFirst)
