@@ -92,10 +92,12 @@ def assert_grpo_on_policy(run_dir):
     assert lag(run_dir)["realised"] == {"0": 1.0}
 
 
-def test_sat_gspo_on_two_trainer_ranks_and_two_rollout_replicas(tmp_path):
+def test_sat_gspo_on_two_trainer_ranks_two_agent_loop_workers_and_two_rollout_replicas(tmp_path):
     run_dir = tmp_path / "run"
     two_micro_batches = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16"
-    done = train(run_dir, "algorithm=sat_gspo", "trainer_ranks=2", "rollout_replicas=2", "lag=0", two_micro_batches)
+    loops = "actor_rollout_ref.rollout.agent.num_workers=2"
+    sizes = ("trainer_ranks=2", "rollout_replicas=2", two_micro_batches, loops)
+    done = train(run_dir, "algorithm=sat_gspo", "lag=0", *sizes)
     worker = json.loads((run_dir / "worker.json").read_text())
     assert len(worker) == 2
     for entry in worker:

@@ -27,9 +27,9 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The program that stands in for Python; its server has loaded Ray, numpy and torch."""
+    """The program that stands in for Python; its server has loaded Ray, numpy, torch, and classes that are actors."""
     folder = tmp_path_factory.mktemp("fork")
-    words = [sys.executable, "-c", START, folder, "ray", "torch"]
+    words = [sys.executable, "-c", START, folder, "ray", "torch", "transfer_queue"]
     starter = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     yield starter.stdout.readline().decode().strip()
     servers = psutil.Process(starter.pid).children()
@@ -70,11 +70,12 @@ def test_code_and_modules_run_as_usual_and_an_error_shows(python):
 
 def test_it_draws_random_numbers_of_its_own(python):
     code = (
-        "import random, uuid, numpy as np, ray; from ray import WorkerID;"
-        "print(random.random(), np.random.rand(), uuid.uuid4(), WorkerID.from_random().hex())"
+        "import random, uuid, numpy as np, ray; from ray import JobID, PlacementGroupID, WorkerID;"
+        "print(random.random(), np.random.rand(), uuid.uuid4(), WorkerID.from_random().hex(),"
+        "PlacementGroupID.of(JobID.from_int(1)).hex())"  # of Ray's own source in C++, as ids of tasks are
     )
     first, second = (run(python, "-c", code).stdout.split() for _ in range(2))
-    assert len(first) == len(second) == 4
+    assert len(first) == len(second) == 5
     assert not set(first) & set(second)
 
 

@@ -19,10 +19,10 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from sat_verl.cpu import fork_client
 
@@ -173,11 +173,32 @@ def start(folder: Path, modules: Iterable[str] = MODULES) -> Path:
 
 def preload(modules: Iterable[str]) -> None:
     """Import them; what cannot be imported is left to the process that needs it, and its error."""
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    with _ids_from_the_system():
+        for name in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or the first collection in every fork would copy all of it
+
+
+@contextlib.contextmanager
+def _ids_from_the_system() -> Iterator[None]:
+    """Keep Ray's own source of random ids unused: it would go on alike in every fork.
+
+    A class that is made an actor draws one when it is imported. Then two agent loop workers have the same ids for their
+    tasks, and an actor that both call ends itself (``core_worker.cc``: ``Check failed: erased == 1``).
+    """
+    try:
+        actor = importlib.import_module("ray.actor")
+    except ImportError:
+        yield
+        return
+    of_ray = actor.ActorClassID
+    actor.ActorClassID = SimpleNamespace(from_random=lambda: of_ray(os.urandom(of_ray.size())))
+    try:
+        yield
+    finally:
+        actor.ActorClassID = of_ray
 
 
 def become(request: Request, program: Path) -> None:
