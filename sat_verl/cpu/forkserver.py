@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from sat_verl.cpu import fork_client
 
@@ -189,7 +190,7 @@ def _ids_from_the_system() -> Iterator[None]:
     tasks, and an actor that both call ends itself (``core_worker.cc``: ``Check failed: erased == 1``).
     """
     try:
-        actor = importlib.import_module("ray.actor")
+        actor: Any = importlib.import_module("ray.actor")
     except ImportError:
         yield
         return
