@@ -79,6 +79,21 @@ def test_it_draws_random_numbers_of_its_own(python):
     assert not set(first) & set(second)
 
 
+def test_rays_own_source_still_goes_on_alike_in_every_fork():
+    code = (
+        "import os, ray\n"
+        "from ray import JobID, PlacementGroupID\n"
+        "@ray.remote\nclass Actor: pass\n"
+        "for _ in range(2):\n"
+        "    if os.fork() == 0:\n"
+        "        os.write(1, PlacementGroupID.of(JobID.from_int(1)).hex().encode() + b' ')\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    first, second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert first == second, "_ids_from_the_system can go: importing an actor class draws nothing of Ray's any more"
+
+
 @pytest.mark.parametrize(("script", "module"), [("default_worker.py", "ray._raylet"), ("other.py", "setproctitle")])
 def test_it_can_name_itself(python, tmp_path, script, module):
     """As Ray's workers and vLLM's processes do."""
