@@ -49,7 +49,8 @@ def main(words: Sequence[str]) -> int:
     report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])
     out = Path(settings["out"])
     out.write_text(json.dumps(report, indent=1) + "\n")
-    curve.draw(rows, out.with_suffix(".png"))
+    if curve.series(rows):  # more than verl's synchronous trainer
+        curve.draw(rows, out.with_suffix(".png"))
     print(table(rows))
     return 0
 
