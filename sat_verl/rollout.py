@@ -173,13 +173,17 @@ class _PacksRoutes:
         return packed
 
 
+class _Worker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd):
+    """What the project's agent loop workers add to verl's, without that one as a base, for the reason above."""
+
+
 @ray.remote
-class RecordingAgentLoopWorker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class RecordingAgentLoopWorker(_Worker, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The worker of :class:`RecordingAgentLoopManager`."""
 
 
 @ray.remote
-class SeededAgentLoopWorker(OldestFirst, Frugal, _PacksRoutes, _TellsTheEnd, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
+class SeededAgentLoopWorker(_Worker, AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[name-defined]
     """The same that gives each response a seed of its own.
 
     The seed depends on ``sat_verl.seed``, the prompt's place in the run (validation: its row) and the number of the
