@@ -194,8 +194,9 @@ def test_broadcast_lag_with_megatron_experts_and_routing_replay(tmp_path):
     for row in rows(run_dir):
         assert row["actor/routing/incomplete_tokens"] == row["actor/routing/native"] == 0
         assert row["actor/routing/last_tokens"] == 64
-    largest = [sum(row[f"actor/log_ratio_tail{which}/largest"] for row in stale) for which in ("", "_native")]
-    assert largest[0] < largest[1], "replay shortens the tail"
+    # Of so few tokens the largest ratio is chance, and differs between machines; the median does not cross over.
+    median = [sum(row[f"actor/log_ratio_tail{which}/q50"] for row in stale) for which in ("", "_native")]
+    assert median[0] < median[1], "replay takes the change of routes out of the ratio"
     exported = run_dir / summary(run_dir)["hf_checkpoint"]
     assert Qwen3MoeForCausalLM.from_pretrained(exported).config.num_experts == 8
 
