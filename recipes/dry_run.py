@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from recipes import guards, megatron, resume, routing, trackers, upstream
+from recipes import file_guards, guards, megatron, resume, routing, trackers, upstream
 from recipes.engines import NotInstalledError, sglang, vllm
 from recipes.errors import ConfigError
 from recipes.models.published import Described, UnknownModelError, describe
@@ -49,7 +49,7 @@ def findings(cfg: DictConfig) -> Iterator[Finding]:
     yield from _model(cfg, described)
     yield from _data(cfg)
     yield from _trackers(cfg)
-    guards.folders(cfg)
+    file_guards.folders(cfg)
     if cfg.resume:
         resume.check_same(cfg, prepared=False)
         yield Finding("resume", "ok", f"goes on after step {resume.last_step(Path(cfg.run_dir))}")
@@ -80,11 +80,11 @@ def _model(cfg: DictConfig, described: Described | None) -> Iterator[Finding]:
 
 
 def _data(cfg: DictConfig) -> Iterator[Finding]:
-    guards.model_folder(cfg)
-    if missing := guards.missing_files(cfg):
+    file_guards.model_folder(cfg)
+    if missing := file_guards.missing_files(cfg):
         yield Finding("data", "note", f"not there yet: {', '.join(missing)}")
     else:
-        guards.files(cfg)
+        file_guards.files(cfg)
         yield Finding("data", "ok", "there, in verl's schema" if cfg.task.name == "parquet" else "made by the run")
     if cfg.benchmark is not None:
         yield Finding("benchmark", "not checked", f"{cfg.benchmark} is loaded when the run starts")

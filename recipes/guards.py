@@ -1,7 +1,8 @@
 """Guard rails: what would fail late, or be silently wrong, is refused before Ray starts.
 
 Values are checked by :mod:`recipes.values` before the config is derived. Each check here takes the derived config and
-raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all, with those of :mod:`recipes.ratio_guards`.
+raises :class:`~recipes.errors.ConfigError`; :func:`check` runs them all, with those of
+:mod:`recipes.ratio_guards`, :mod:`recipes.divisibility` and :mod:`recipes.file_guards`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import shutil
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from pyarrow import ArrowInvalid, parquet
 
-from recipes import benchmark, divisibility, megatron, ratio_guards, trackers
+from recipes import benchmark, divisibility, file_guards, megatron, ratio_guards, trackers
 from recipes.derive import SPARE_POSITIONS
 from recipes.errors import ConfigError
 from recipes.models.published import describe
@@ -24,12 +24,6 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention (0.27.1); with another, the engine dies at the first request."""
 
 __all__ = ["check", "check_config", "upstream"]
-
-PLAN_FILE = "plan.json"
-"""Of a dry run, in the folder of the run that it plans."""
-
-PARQUET_COLUMNS = ("prompt", "data_source", "reward_model")
-"""Columns that verl's data set and reward loop read."""
 
 
 def support(cfg: DictConfig) -> None:
@@ -93,9 +87,8 @@ def sizes(cfg: DictConfig) -> None:
             "set 2 or more",
         )
     _lengths(cfg)
-    if cfg.task.name == "parquet":
-        return
-    _enough("task.train_size", cfg.task.train_size, cfg.task.train_size, cfg)
+    if cfg.task.name != "parquet":
+        file_guards.enough("task.train_size", cfg.task.train_size, cfg.task.train_size, cfg)
 
 
 def _lengths(cfg: DictConfig) -> None:
@@ -112,79 +105,6 @@ def _lengths(cfg: DictConfig) -> None:
         if rollout[theirs] != cfg.data[ours]:
             key = f"actor_rollout_ref.rollout.{theirs}"
             raise ConfigError(key, rollout[theirs], f"it follows from data.{ours}={cfg.data[ours]}", f"set data.{ours}")
-
-
-def _enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
-    needed = cfg.data.train_batch_size
-    if prompts < needed:
-        problem = f"one weight-sync window takes {needed} prompts, and there are {prompts}"
-        raise ConfigError(key, value, problem, f"give {needed} or more, or lower prompts_per_step or lag.steps")
-
-
-def data_files(cfg: DictConfig) -> dict[str, Path]:
-    """The files of a parquet task by their settings; none of another task.
-
-    Raises:
-        ConfigError: a setting that names none.
-    """
-    found: dict[str, Path] = {}
-    for key in ("train_file", "test_file") if cfg.task.name == "parquet" else ():
-        if key == "test_file" and cfg.task.get(key, "") is None and cfg.benchmark is not None:
-            continue
-        setting, fix = f"task.{key}", f"add task.{key}=FILE.parquet"
-        if OmegaConf.is_missing(cfg.task, key):
-            raise ConfigError(setting, "", "a parquet task needs it", fix)
-        name = cfg.task[key]
-        if not isinstance(name, str):
-            raise ConfigError(setting, "null" if name is None else name, "it must be the path of a parquet file", fix)
-        found[setting] = Path(name)
-    return found
-
-
-def files(cfg: DictConfig) -> None:
-    if cfg.task.name == "parquet":
-        for key, path in data_files(cfg).items():
-            _parquet(key, path)
-        train_file = Path(cfg.task.train_file)
-        _enough("task.train_file", train_file, parquet.read_metadata(train_file).num_rows, cfg)
-        if cfg.model.name != "hf":
-            raise ConfigError("model", cfg.model.name, "it is built for a task of ours", "give model=PATH_OR_HUB_ID")
-    reward = cfg.reward.custom_reward_function.path
-    if reward and not reward.startswith("pkg://") and not Path(reward).expanduser().is_file():
-        key = "reward.custom_reward_function.path"
-        raise ConfigError(key, reward, "there is no such file", "give a Python file, or pkg://MODULE")
-
-
-def model_folder(cfg: DictConfig) -> None:
-    """A model that is a folder is there, and has a config."""
-    if cfg.model.name == "hf":
-        if OmegaConf.is_missing(cfg.model, "path"):
-            raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
-        path = Path(str(cfg.model.path)).expanduser()
-        looks_local = str(cfg.model.path).startswith(("/", ".", "~")) or path.exists()
-        if looks_local and not path.is_dir():
-            raise ConfigError("model", path, "there is no such folder", "give a Hugging Face model folder or hub id")
-        if looks_local and not (path / "config.json").is_file():
-            raise ConfigError(
-                "model", path, "the folder holds no config.json", "give a Hugging Face model folder or hub id"
-            )
-
-
-def _parquet(key: str, path: Path) -> None:
-    if not path.is_file():
-        raise ConfigError(key, path, "there is no such file", "give the path of a parquet file")
-    try:
-        schema = parquet.read_schema(path)
-    except (OSError, ArrowInvalid):
-        raise ConfigError(key, path, "it is not a parquet file", "give a parquet file in verl's schema") from None
-    missing = [name for name in PARQUET_COLUMNS if name not in schema.names]
-    if missing:
-        has = f"it has no column {', '.join(missing)} (it has {', '.join(schema.names)})"
-        raise ConfigError(key, path, has, f"write verl's schema: {', '.join(PARQUET_COLUMNS)}")
-    extra = schema.field("extra_info").type if "extra_info" in schema.names else None
-    if extra is None or not any(extra.field(number).name == "index" for number in range(extra.num_fields)):
-        has = "it has no extra_info.index, the number of the row, by which samples are seeded and recorded"
-        raise ConfigError(key, path, has, "add it, as verl's own data scripts do")
 
 
 def model(cfg: DictConfig) -> None:
@@ -217,25 +137,6 @@ def model(cfg: DictConfig) -> None:
         raise ConfigError(
             "model", name, f"vLLM's CPU attention has no kernel for head_dim {head_dim}", f"choose one of {sizes}"
         )
-
-
-def folders(cfg: DictConfig) -> None:
-    run_dir = Path(cfg.run_dir)
-    for key in ("run_dir", "cache_dir"):
-        path = Path(cfg[key])
-        nearest = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not nearest.is_dir():
-            raise ConfigError(key, path, f"{nearest} is not a folder", "name a folder")
-        if not os.access(nearest, os.W_OK):
-            raise ConfigError(key, path, f"{nearest} cannot be written", "name a folder that you may write")
-    # A dry run leaves its plan.
-    used = run_dir.is_dir() and any(entry.name != PLAN_FILE for entry in run_dir.iterdir())
-    if used and not cfg.resume:
-        raise ConfigError(
-            "run_dir", run_dir, "the folder is not empty", f"name a new one, or continue it with resume={run_dir}"
-        )
-    if cfg.resume and not used:
-        raise ConfigError("resume", True, f"there is no run in {run_dir}", "give the run_dir of an earlier run")
 
 
 def processes(cfg: DictConfig) -> None:
@@ -308,7 +209,8 @@ CONFIG_CHECKS = (support, megatron.check, *ratio_guards.CHECKS, sizes, *divisibi
 """What the config alone decides."""
 
 CHECKS = (
-    *CONFIG_CHECKS, megatron.installed, files, model_folder, validation, trackers.check, folders, processes, device,
+    *CONFIG_CHECKS, megatron.installed, file_guards.files, file_guards.model_folder, validation, trackers.check,
+    file_guards.folders, processes, device,
 )  # fmt: skip
 """These, and what this machine has."""
 
@@ -323,8 +225,3 @@ def check_config(cfg: DictConfig) -> None:
     """Run the guard rails that need nothing of this machine on a derived config."""
     for one in CONFIG_CHECKS:
         one(cfg)
-
-
-def missing_files(cfg: DictConfig) -> list[str]:
-    """The settings that name data, and the files that are not there."""
-    return [f"{key}={path}" for key, path in data_files(cfg).items() if not path.exists()]

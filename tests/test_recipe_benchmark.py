@@ -17,7 +17,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from eval import grading, statistics
 from eval.benchmarks import load
 from eval.prompts import Renderer, conversation, requests
-from recipes import benchmark, guards, launch, plots, report, resume
+from recipes import benchmark, file_guards, guards, launch, plots, report, resume
 from recipes.compose import compose
 from recipes.derive import derive
 from recipes.errors import ConfigError
@@ -98,10 +98,10 @@ def test_ones_own_data_need_no_test_file_beside_a_benchmark(tmp_path):
     pd.DataFrame([row | {"extra_info": {"index": index}} for index in range(16)]).to_parquet(train)
     groups = (f"task={train}", "model=some/model")
     cfg = config(tmp_path, "benchmark=aime24", groups=groups)
-    guards.files(cfg)
+    file_guards.files(cfg)
     guards.validation(cfg)
     with pytest.raises(ConfigError) as caught:
-        guards.files(config(tmp_path, groups=groups))
+        file_guards.files(config(tmp_path, groups=groups))
     assert caught.value.setting == "task.test_file"
     with pytest.raises(ConfigError, match=r"validates on benchmark=aime24"):
         guards.validation(config(tmp_path, f"task.test_file={train}", "benchmark=aime24", groups=groups))

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 
 from benchmarks.arms import ARMS
 from recipes import compose as composing
-from recipes import divisibility, dry_run, guards, launch, megatron, table, upstream
+from recipes import divisibility, dry_run, file_guards, guards, launch, megatron, table, upstream
 from recipes.compose import choices
 from recipes.derive import derive
+from recipes.environment import environment
 from recipes.errors import ConfigError
 from recipes.models.published import PUBLISHED, describe
 from sat_verl import sglang_routes
@@ -260,7 +261,7 @@ def test_one_gpu_is_two_for_ray(tmp_path, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
         runtime = tmp_path / f"run-{expected}"
         runtime.mkdir()
-        env = launch.environment(cfg, runtime)
+        env = environment(cfg, runtime)
         assert env["CUDA_VISIBLE_DEVICES"] == expected
         assert Path(env["SAT_VERL_SHM_DIR"]).is_dir()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", expected)
@@ -446,7 +447,7 @@ def test_a_dry_run_starts_nothing_and_ends_well(tmp_path):
     assert states["ok"]
     assert "vllm arguments: made by verl" in done.stdout
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left <= {guards.PLAN_FILE}
+    assert left <= {file_guards.PLAN_FILE}
     bad = subprocess.run(
         [*command, "trainer_ranks=2"], capture_output=True, text=True, check=False, cwd=tmp_path, env=env
     )

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.errors import ConfigError
-from recipes.guards import PLAN_FILE
+from recipes.file_guards import PLAN_FILE
 from recipes.plan import rollout_memory, storage, timing, trainer_memory
 from recipes.plan.baseline import Comparison, compare
 from recipes.plan.find import find
