@@ -32,6 +32,15 @@ def test_bad_settings_are_refused_before_anything_starts(words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_result_that_could_not_be_written_is_refused_before_anything_starts(command, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([command, f"out={tmp_path}"]) == 2
+    assert f"out={tmp_path}: it is a folder" in capsys.readouterr().err
+    assert main([command, f"out={tmp_path / 'file' / 'x.json'}"]) == 2
+    assert "its folder cannot be made" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("spans", "length"),
     [
@@ -228,7 +237,9 @@ def test_verls_synchronous_trainer_is_measured_on_a_recipe(tmp_path):
     small = ["prompts_per_step=4", "responses_per_prompt=4", "task.test_size=8", "algorithm=grpo"]
     words = ["overlap", "lags=sync", "steps=9", f"run_dir={tmp_path / 'run'}", f"out={out}", *small]
     assert main(words) == 0
-    (row,) = json.loads(out.read_text())["rows"]
+    report = json.loads(out.read_text())
+    assert report["command"] == ["python", "-m", "benchmarks.speed", *words]
+    (row,) = report["rows"]
     assert row["windows"] == 3
     assert 0 < row["trainer_waits"] < 1
     assert row["all_responses_per_s"] * row["step_s"] == pytest.approx(16)

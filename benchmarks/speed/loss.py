@@ -12,11 +12,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.speed import result
 from benchmarks.speed.timing import in_turn, peak_bytes, spread
 from recipes import provenance
 from recipes.errors import ConfigError
@@ -223,6 +223,7 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
 def main(words: Sequence[str]) -> int:
     """Run the command; its settings are in :data:`USAGE`."""
     settings = parse_settings(words, DEFAULTS, ())
+    out = result.path_of(settings)
     for name, value in settings.pop("difficulty").items():
         raise ConfigError(name, value, "there is no such setting", f"choose among {', '.join(DEFAULTS)}")
     sizes, repeats = sizes_of(settings["sizes"]), settings["repeats"]
@@ -250,8 +251,6 @@ def main(words: Sequence[str]) -> int:
         "table": table(cells, clock),
         "provenance": provenance.collect(["python", "-m", "benchmarks.speed", "loss", *words]),
     }
-    out = Path(str(settings["out"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=2) + "\n")
     print(found["table"])
     for cell in cells:

@@ -6,13 +6,12 @@ loops, and the project's trainer. The last two differ in trainer, sampler, check
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import stack, training
+from benchmarks.speed import result, training
 from benchmarks.speed.stock import ASYNC, ASYNC_OUR_LOOPS
 from benchmarks.speed.timing import spread
 from recipes.tasks.cli import parse_settings
@@ -32,6 +31,7 @@ TRAINERS = (ASYNC_OUR_LOOPS, training.OURS, ASYNC)
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
+    out = result.path_of(settings)
     overrides = [f"{name}={settings[name]}" for name in ("steps", "lag")]
     overrides += [f"{name}={value}" for name, value in settings["difficulty"].items()]
     folder = Path(settings["run_dir"]).absolute()
@@ -43,8 +43,7 @@ def main(words: Sequence[str]) -> int:
             found[name] += steps
             print(f"{name}: {spread([seconds for seconds, _ in steps])['median']:.2f} s per step", flush=True)
     rows = [row(name, steps) for name, steps in found.items()]
-    report = {"rows": rows, "overrides": overrides} | stack.facts(["overhead", *words])
-    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
+    result.save(out, ["overhead", *words], {"rows": rows, "overrides": overrides})
     print(table(rows))
     return 0
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import curve, stack, training
+from benchmarks.speed import curve, result, training
 from benchmarks.speed.stock import SYNC
 from benchmarks.speed.sync import SHAPES, dense_model
 from benchmarks.speed.timing import spread
@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
+    out = result.path_of(settings)
     folder, rows = Path(settings["run_dir"]).absolute(), []
     more = settings["difficulty"]
     overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in more.items())]
@@ -42,13 +43,11 @@ def main(words: Sequence[str]) -> int:
     for lag in str(settings["lags"]).split(","):
         trainer, schedule = (SYNC, "0") if lag == "sync" else (training.OURS, lag)
         run_dir = folder / f"lag-{lag}"
-        words = [word for word in overrides if not model or word != f"model={size}"]
-        marks = training.trained(trainer, [*words, *model, f"lag={schedule}"], run_dir)
+        of_run = [word for word in overrides if not model or word != f"model={size}"]
+        marks = training.trained(trainer, [*of_run, *model, f"lag={schedule}"], run_dir)
         rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
+        result.save(out, ["overlap", *words], {"rows": rows, "overrides": overrides})  # so far
         print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)
-    report = {"rows": rows, "overrides": overrides} | stack.facts(["overlap", *words])
-    out = Path(settings["out"])
-    out.write_text(json.dumps(report, indent=1) + "\n")
     if curve.series(rows):  # more than verl's synchronous trainer
         curve.draw(rows, out.with_suffix(".png"))
     print(table(rows))

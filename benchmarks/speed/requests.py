@@ -8,7 +8,6 @@ end when every response has its reward and lies in TransferQueue.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.speed import stack
+from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
@@ -38,6 +37,7 @@ WARM_UP = 2
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
+    out = result.path_of(settings)
     sizes = [int(word) for word in str(settings["in_flight"]).split(",") if word.isdigit()]
     if not sizes or any(size > GROUP and size % GROUP for size in sizes):
         raise ConfigError(
@@ -51,8 +51,7 @@ def main(words: Sequence[str]) -> int:
     fixed = [f"prompts_per_step={prompts}", f"responses_per_prompt={GROUP}", "steps=2", "lag=1"]
     todo = {"in_flight": sizes, "repeats": settings["repeats"]}
     rows = stack.measured("requests", todo, [*fixed, *overrides], Path(settings["run_dir"]).absolute())
-    report = {"rows": rows, "overrides": [*fixed, *overrides]} | stack.facts(["requests", *words])
-    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
+    result.save(out, ["requests", *words], {"rows": rows, "overrides": [*fixed, *overrides]})
     print(table(rows))
     return 0
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from recipes import driver, launch, provenance, report
+from recipes import driver, launch, report
 from recipes.compose import compose, expand_short_forms
 from recipes.lock import locked
 
@@ -80,11 +80,6 @@ def started(
             (run_dir / file).write_text(text)
         with launch.training_process(cfg, run_dir, program, inherit=(lock,), more=more) as supervisor:
             yield supervisor
-
-
-def facts(command: Sequence[str]) -> dict[str, Any]:
-    """What stands beside every result; without this machine's paths."""
-    return provenance.collect(["python", "-m", "benchmarks.speed", *command])
 
 
 def runner() -> type:

@@ -6,7 +6,6 @@ does), and with each importing it for itself (what Ray and verl do); in turn.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import stack
+from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.launch import RunFailedError
 from recipes.tasks.cli import parse_settings
@@ -35,6 +34,7 @@ PHASES = ("checks", "Ray and the driver", "engines", "validation", "first step")
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
+    out = result.path_of(settings)
     overrides = ["steps=2", "lag=1", *(f"{name}={value}" for name, value in settings["difficulty"].items())]
     folder = Path(settings["run_dir"]).absolute()
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
@@ -47,8 +47,7 @@ def main(words: Sequence[str]) -> int:
         | {"phases": {name: spread([run[name] for run in runs]) for name in PHASES}}
         for way, runs in found.items()
     ]
-    report = {"rows": rows, "overrides": overrides} | stack.facts(["start", *words])
-    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
+    result.save(out, ["start", *words], {"rows": rows, "overrides": overrides})
     print(table(rows))
     return 0
 

@@ -7,14 +7,13 @@ beside it the floor: the same number of bytes copied once in memory, by the proc
 from __future__ import annotations
 
 import inspect
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import stack
+from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
@@ -43,6 +42,7 @@ WARM_UP = 1
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
+    out = result.path_of(settings)
     sizes = str(settings["sizes"]).split(",")
     for size in sizes:
         if size not in SHAPES:
@@ -56,9 +56,8 @@ def main(words: Sequence[str]) -> int:
         todo = {"repeats": settings["repeats"]}
         row = stack.measured("sync", todo, [*overrides, f"model={model}"], folder / size)
         rows.append({"size": size, "layers": SHAPES[size][0], "width": SHAPES[size][1]} | row)
+        result.save(out, ["sync", *words], {"rows": rows, "overrides": overrides})  # so far
         print(table(rows[-1:]) if len(rows) == 1 else table(rows[-1:]).splitlines()[-1], flush=True)
-    report = {"rows": rows, "overrides": overrides} | stack.facts(["sync", *words])
-    Path(settings["out"]).write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
