@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -84,3 +86,21 @@ def parse(model: type[Model], words: Sequence[str], command: str, more: str = ""
         name = str(first["loc"][0]) if first["loc"] else text.partition(":")[0]
         fix = f"see {command} help"
         raise ConfigError(name, given.get(name, ""), text.removeprefix(f"{name}: "), fix) from None
+
+
+def result_file(name: object) -> Path:
+    """The file of that name (a command's ``out``), which can be written; its folder is made.
+
+    Raises:
+        ConfigError: no file can be written there.
+    """
+    out = Path(str(name))
+    if out.is_dir():
+        raise ConfigError("out", out, "it is a folder", f"name a file, for instance out={out / 'result.json'}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("out", out, f"its folder cannot be made ({error.strerror})", "name another") from error
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError("out", out, "it cannot be written", "name a file that you may write")
+    return out

@@ -19,6 +19,7 @@ from typing import cast
 
 from rich.console import Console
 
+from benchmarks.arguments import result_file
 from eval.benchmarks import load
 from eval.engines.vllm import VLLMEngine
 from eval.prepare import Prepared, prepare
@@ -54,6 +55,7 @@ def main(words: list[str]) -> int:
     """Run the command line; returns the exit status."""
     own = dict(word.split("=", 1) for word in words if word.startswith(("out=", "repeats=")))
     try:
+        out = result_file(own["out"]) if "out" in own else None
         cfg = compose([word for word in words if not word.startswith(("out=", "repeats="))])
         if cfg.engine.name != "vllm":
             raise ConfigError("engine", cfg.engine.name, "the comparison is with vLLM alone", "engine=vllm")
@@ -85,8 +87,8 @@ def main(words: list[str]) -> int:
         "provenance": provenance.collect(["python", "-m", "benchmarks.eval_overhead", *words]),
     }
     print(f"ratio of the medians {found['ratio']:.3f}")
-    if "out" in own:
-        Path(own["out"]).write_text(json.dumps(found, indent=2) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,6 +19,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import result_file
 from recipes import provenance
 from recipes.errors import ConfigError
 from recipes.tasks.cli import parse_settings
@@ -129,6 +129,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         settings = parse_settings(words, DEFAULTS, ())
+        out = result_file(settings["out"])
         for name, value in settings["difficulty"].items():
             raise ConfigError(name, value, "there is no such setting", f"choose among {', '.join(DEFAULTS)}")
         for name in ("repeats", "responses"):
@@ -140,8 +141,6 @@ def main(words: Sequence[str]) -> int:
     logging.disable(logging.WARNING)  # math-verify warns of its disabled alarms at every call
     verify.start()
     cells = run(settings["repeats"], settings["responses"])
-    out = Path(str(settings["out"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     kept = {key: settings[key] for key in ("repeats", "responses")}
     found = {

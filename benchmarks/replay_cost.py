@@ -13,9 +13,11 @@ import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.arguments import result_file
+from recipes.errors import ConfigError
 
 USAGE = "usage: python -m benchmarks.replay_cost [out=FILE.json]"
 RESPONSES, PROMPT, TOKENS, REPEATS, WARM_UP = 128, 8, 64, 12, 2
@@ -109,6 +111,11 @@ def main(arguments: list[str]) -> int:
     if len(options) != len(arguments) or set(options) - {"out"}:
         print(USAGE, file=sys.stderr)
         return 2
+    try:
+        out = result_file(options["out"]) if "out" in options else None
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= ENVIRONMENT | {"DIST_INIT_METHOD": f"file://{folder}/rendezvous"}
         results = {backend: measure(backend) for backend in ("cpu", "cpu_megatron")}
@@ -120,8 +127,8 @@ def main(arguments: list[str]) -> int:
         **sizes,
         "provenance": provenance.collect(["python", "-m", "benchmarks.replay_cost", *arguments]),
     }
-    if "out" in options:
-        Path(options["out"]).write_text(json.dumps(report, indent=2) + "\n")
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n")
     for backend, row in results.items():
         print(f"{backend}: " + ", ".join(f"{name} {value:.3f}" for name, value in row.items()))
     return 0

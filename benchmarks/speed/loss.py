@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.speed import result
+from benchmarks.arguments import result_file
 from benchmarks.speed.timing import in_turn, peak_bytes, spread
 from recipes import provenance
 from recipes.errors import ConfigError
@@ -223,7 +223,7 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
 def main(words: Sequence[str]) -> int:
     """Run the command; its settings are in :data:`USAGE`."""
     settings = parse_settings(words, DEFAULTS, ())
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     for name, value in settings.pop("difficulty").items():
         raise ConfigError(name, value, "there is no such setting", f"choose among {', '.join(DEFAULTS)}")
     sizes, repeats = sizes_of(settings["sizes"]), settings["repeats"]

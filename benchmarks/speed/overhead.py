@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import result_file
 from benchmarks.speed import result, training
 from benchmarks.speed.stock import ASYNC, ASYNC_OUR_LOOPS
 from benchmarks.speed.timing import spread
@@ -31,7 +32,7 @@ TRAINERS = (ASYNC_OUR_LOOPS, training.OURS, ASYNC)
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     overrides = [f"{name}={settings[name]}" for name in ("steps", "lag")]
     overrides += [f"{name}={value}" for name, value in settings["difficulty"].items()]
     folder = Path(settings["run_dir"]).absolute()

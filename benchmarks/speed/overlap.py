@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import result_file
 from benchmarks.speed import curve, result, training
 from benchmarks.speed.stock import SYNC
 from benchmarks.speed.sync import SHAPES, dense_model
@@ -34,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     folder, rows = Path(settings["run_dir"]).absolute(), []
     more = settings["difficulty"]
     overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in more.items())]

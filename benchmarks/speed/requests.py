@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.arguments import result_file
 from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
@@ -37,7 +38,7 @@ WARM_UP = 2
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     sizes = [int(word) for word in str(settings["in_flight"]).split(",") if word.isdigit()]
     if not sizes or any(size > GROUP and size % GROUP for size in sizes):
         raise ConfigError(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import result_file
 from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.launch import RunFailedError
@@ -34,7 +35,7 @@ PHASES = ("checks", "Ray and the driver", "engines", "validation", "first step")
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     overrides = ["steps=2", "lag=1", *(f"{name}={value}" for name, value in settings["difficulty"].items())]
     folder = Path(settings["run_dir"]).absolute()
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import result_file
 from benchmarks.speed import result, stack
 from benchmarks.speed.timing import spread
 from recipes.errors import ConfigError
@@ -42,7 +43,7 @@ WARM_UP = 1
 
 def main(words: Sequence[str]) -> int:
     settings = parse_settings(words, DEFAULTS, [])
-    out = result.path_of(settings)
+    out = result_file(settings["out"])
     sizes = str(settings["sizes"]).split(",")
     for size in sizes:
         if size not in SHAPES:
