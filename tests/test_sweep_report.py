@@ -11,6 +11,7 @@ from sweep_cells import PAIRS, cell, places, store, study_of, whole
 from benchmarks.lag_sweep.store import Place
 from benchmarks.report import __main__ as command_line
 from benchmarks.report import estimates, page, studies
+from benchmarks.report.answer import p_text, signed
 from benchmarks.report.protocol import Block, claim, families
 from benchmarks.report.tables import scores, with_spread
 from recipes.errors import ConfigError
@@ -121,6 +122,25 @@ def test_what_the_verdicts_say_together(tmp_path, gains, expected):
     study = study_of(tmp_path, whole(lambda p: gains[p.task] * (p.arm == "sat_grpo"), PAIRS[:3]))
     assert claim(families(study)["H1"].of("grpo")) == expected
     assert claim(families(study)["H1"].of("gspo")) == "not answered"  # never asked for
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.1, "one task"), (-0.1, "one task"), (0.0, "no advantage")])
+def test_one_task_is_no_claim(tmp_path, gain, expected):
+    """Both tasks are the protocol's rule, which holds in any other setting, too."""
+    cells = whole(lambda p: gain * (p.arm == "sat_grpo"), PAIRS[:3], tasks=("chain",))
+    study = study_of(tmp_path, cells, steps=48)
+    assert claim(families(study)["H1"].of("grpo")) == expected
+    headline = page.parts([study])[0].findings[0].headline
+    assert headline.startswith("No claim from one task" if gain else "No advantage")
+
+
+def test_numbers_near_a_limit_say_on_which_side_they_are():
+    assert [p_text(p) for p in (None, 0.0002, 0.0123, 0.0498, 0.04996, 0.05, 0.0502, 0.3)] == [
+        "–", "<0.001", "0.012", "0.0498", "0.04996", "0.05", "0.05", "0.3",
+    ]  # fmt: skip
+    assert [signed(value) for value in (-0.00005, 0.0, -0.0, 0.00005, -0.0315)] == [
+        "−0.000", "+0.000", "+0.000", "+0.000", "−0.032",
+    ]  # fmt: skip
 
 
 def test_an_interval_within_the_zone_is_no_difference_that_matters(tmp_path):

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.report.estimates import Difference, Unpaired
-from benchmarks.report.protocol import Claim, Family, Name, Test, Verdict, claim, due_seeds, primary_blocks
+from benchmarks.report.protocol import ALPHA, Claim, Family, Name, Test, Verdict, claim, due_seeds, primary_blocks
 from benchmarks.report.studies import Block, Study, label
 
 Tone = Literal["yes", "no", "open"]
@@ -26,13 +26,16 @@ class Finding:
 
 
 def signed(value: float) -> str:
-    """``+0.031``, with a real minus sign."""
-    return f"{round(value, 3) + 0.0:+.3f}".replace("-", "−")  # + 0.0: no negative zero
+    """``+0.031``, with a real minus sign; what rounds to 0 keeps its sign."""
+    return f"{value + 0.0:+.3f}".replace("-", "−")  # + 0.0: 0 itself has none
 
 
 def p_text(p: float | None) -> str:
-    """A p-value to two digits; a dash where there is none."""
-    return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.2g}"
+    """A p-value to two digits, or as many as show on which side of the level it is; a dash where there is none."""
+    if p is None or p < 0.001:
+        return "–" if p is None else "<0.001"
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), f"{p:.2g}")
 
 
 def p_words(p: float | None) -> str:
@@ -97,6 +100,7 @@ _HEADLINES: dict[Claim, tuple[str, Tone]] = {
     "beats": ("Yes: {first} beats {second}, on every task and worse nowhere", "yes"),
     "is beaten": ("No: {first} is worse than {second} on every task and better nowhere", "no"),
     "depends": ("It depends: {first} is better than {second} in places and worse in others", "open"),
+    "one task": ("No claim from one task: {first} differs from {second} in places", "open"),
     "not on every task": ("Not claimed: {first} differs from {second}, but not on every task", "open"),
     "no advantage": ("No advantage of {first} over {second} was found", "no"),
 }

@@ -213,7 +213,9 @@ def further(study: Study, tested: Iterable[Family]) -> list[Test]:
     return found
 
 
-Claim = Literal["beats", "is beaten", "depends", "not on every task", "no advantage", "not answered", "described"]
+Claim = Literal[
+    "beats", "is beaten", "depends", "not on every task", "one task", "no advantage", "not answered", "described"
+]
 
 
 def claim(tests: Sequence[Test]) -> Claim:
@@ -221,8 +223,9 @@ def claim(tests: Sequence[Test]) -> Claim:
 
     ``beats``: at least one lag is better on each task, and none worse on any. ``is beaten``: the mirror image.
     ``depends``: better and worse both occur. ``not on every task``: only one of them, and not on each task.
-    ``no advantage``: all undecided or without a difference that matters. ``not answered``: a test is. ``described``:
-    they are no tests.
+    ``one task``: better or worse, where another task was not asked for (a claim needs both, which differ in what a
+    tighter radius does). ``no advantage``: all undecided or without a difference that matters. ``not answered``: a
+    test is. ``described``: they are no tests.
     """
     verdicts = [test.verdict for test in tests]
     if not tests or "not answered" in verdicts:
@@ -232,6 +235,8 @@ def claim(tests: Sequence[Test]) -> Claim:
     tasks = {test.block.task for test in tests}
     better = {test.block.task for test in tests if test.verdict == "better"}
     worse = {test.block.task for test in tests if test.verdict == "worse"}
+    if (better or worse) and len(tasks) < len(TASKS):
+        return "one task"
     if better and worse:
         return "depends"
     if better == tasks:
