@@ -37,6 +37,17 @@ def load(cfg: DictConfig) -> Benchmark:
         raise ConfigError(f"benchmark_data.{error.setting}", error.value, error.problem, error.fix) from None
 
 
+def known(cfg: DictConfig) -> None:
+    """The benchmark that a config names is one, as far as its name says; nothing is loaded.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from eval import benchmarks
+
+    benchmarks.check_name(cfg.benchmark)
+
+
 def rows(problems: Sequence[Problem], prompt: str, split: str) -> list[dict[str, Any]]:
     """Problems in verl's schema; what the user turn says is what ``python -m eval`` asks.
 

@@ -107,7 +107,26 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """
     overrides = expand_short_forms(overrides)
     cfg, found = compose_from(TRAIN, overrides)
+    _read_by_nothing(overrides)
     return with_choices(cfg, found, overrides)
+
+
+def _read_by_nothing(overrides: Sequence[str]) -> None:
+    """Refuse ``+NAME=VALUE`` beside the groups that verl and the recipes have: nothing reads it.
+
+    Raises:
+        ConfigError: the first such override.
+    """
+    added = [item.lstrip("+").partition("=") for item in overrides if item.startswith("+") and "@" not in item]
+    if not added:
+        return
+    with initialize_config_module(TRAIN.module, version_base=None):
+        known = _keys(OmegaConf.to_container(hydra_compose(TRAIN.name)))
+    for key, _, value in added:
+        if key.partition(".")[0] not in (*known, *GROUPS):
+            close = _closest(key, known)
+            fix = f"set {' or '.join(close)} without +, or leave it out" if close else "leave it out"
+            raise ConfigError(key, value, "nothing reads it", fix)
 
 
 def compose_from(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
@@ -160,6 +179,10 @@ def explain(error: Exception, overrides: Sequence[str], source: Source = TRAIN) 
     text = str(error)
     if isinstance(error, MissingConfigException):
         match = re.search(r"Could not find '(\w+)/([^']+)'", text)
+        empty = re.search(r"Could not find '(\w+)/'", text)
+        if empty and empty[1] in source.groups:
+            names = ", ".join(source.choices(empty[1]))
+            return ConfigError(empty[1], "", "it names no preset", f"choose one of {names}")
         if match and match[1] in source.groups:
             names = ", ".join(source.choices(match[1]))
             return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")

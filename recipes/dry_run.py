@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from recipes import file_guards, guards, megatron, resume, routing, trackers, upstream
+from recipes import benchmark, file_guards, guards, megatron, resume, routing, trackers, upstream
 from recipes.engines import NotInstalledError, sglang, vllm
 from recipes.errors import ConfigError
 from recipes.models.published import Described, UnknownModelError, describe
@@ -87,6 +87,7 @@ def _data(cfg: DictConfig) -> Iterator[Finding]:
         file_guards.files(cfg)
         yield Finding("data", "ok", "there, in verl's schema" if cfg.task.name == "parquet" else "made by the run")
     if cfg.benchmark is not None:
+        benchmark.known(cfg)
         yield Finding("benchmark", "not checked", f"{cfg.benchmark} is loaded when the run starts")
 
 

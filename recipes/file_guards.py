@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,8 +14,8 @@ from recipes.errors import ConfigError
 PLAN_FILE = "plan.json"
 """Of a dry run, in the folder of the run that it plans."""
 
-PARQUET_COLUMNS = ("prompt", "data_source", "reward_model")
-"""Columns that verl's data set and reward loop read."""
+PARQUET_COLUMNS = ("data_source", "reward_model")
+"""Columns that verl's reward loop reads, beside the prompt's."""
 
 
 def data_files(cfg: DictConfig) -> dict[str, Path]:
@@ -41,7 +42,7 @@ def files(cfg: DictConfig) -> None:
     """Data and reward files are there and of the right form."""
     if cfg.task.name == "parquet":
         for key, path in data_files(cfg).items():
-            _parquet(key, path)
+            _parquet(key, path, (cfg.data.prompt_key, *PARQUET_COLUMNS))
         train_file = Path(cfg.task.train_file)
         enough("task.train_file", train_file, parquet.read_metadata(train_file).num_rows, cfg)
         if cfg.model.name != "hf":
@@ -60,17 +61,17 @@ def enough(key: str, value: object, prompts: int, cfg: DictConfig) -> None:
         raise ConfigError(key, value, problem, f"give {needed} or more, or lower prompts_per_step or lag.steps")
 
 
-def _parquet(key: str, path: Path) -> None:
+def _parquet(key: str, path: Path, columns: Sequence[str]) -> None:
     if not path.is_file():
         raise ConfigError(key, path, "there is no such file", "give the path of a parquet file")
     try:
         schema = parquet.read_schema(path)
     except (OSError, ArrowInvalid):
         raise ConfigError(key, path, "it is not a parquet file", "give a parquet file in verl's schema") from None
-    missing = [name for name in PARQUET_COLUMNS if name not in schema.names]
+    missing = [name for name in columns if name not in schema.names]
     if missing:
         has = f"it has no column {', '.join(missing)} (it has {', '.join(schema.names)})"
-        raise ConfigError(key, path, has, f"write verl's schema: {', '.join(PARQUET_COLUMNS)}")
+        raise ConfigError(key, path, has, f"write verl's schema: {', '.join(columns)}")
     extra = schema.field("extra_info").type if "extra_info" in schema.names else None
     if extra is None or not any(extra.field(number).name == "index" for number in range(extra.num_fields)):
         has = "it has no extra_info.index, the number of the row, by which samples are seeded and recorded"
@@ -78,7 +79,7 @@ def _parquet(key: str, path: Path) -> None:
 
 
 def model_folder(cfg: DictConfig) -> None:
-    """A model that is a folder is there, and has a config."""
+    """A model that is a folder is there, and has a config; so is a tokenizer of its own."""
     if cfg.model.name == "hf":
         if OmegaConf.is_missing(cfg.model, "path"):
             raise ConfigError("model.path", "", "model=hf needs it", "write model=PATH_OR_HUB_ID")
@@ -90,6 +91,10 @@ def model_folder(cfg: DictConfig) -> None:
             raise ConfigError(
                 "model", path, "the folder holds no config.json", "give a Hugging Face model folder or hub id"
             )
+    for key in ("actor_rollout_ref.model.tokenizer_path", "data.tokenizer"):
+        value = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if isinstance(value, str) and value.startswith(("/", ".", "~")) and not Path(value).expanduser().exists():
+            raise ConfigError(key, value, "there is no such folder", "leave it out: it is the model's")
 
 
 def folders(cfg: DictConfig) -> None:

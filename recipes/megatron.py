@@ -14,6 +14,7 @@ from sat_verl.routes import router_of
 
 _MEGATRON = "actor_rollout_ref.actor.megatron."
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_EXPERT_SPLITS = ("expert_model_parallel_size", "expert_tensor_parallel_size")
 _FIXED_ON_CPU: dict[str, tuple[object, str]] = {
     _MEGATRON + "vanilla_mbridge": (True, "Megatron-Bridge needs TransformerEngine"),
     # The worker overwrites the engine's setting by the model's.
@@ -123,11 +124,25 @@ def consistent(cfg: DictConfig) -> None:
         problem = f"backend={cfg.choices.backend} has the settings of another engine ({engine})"
         fix = f"leave it out, and set backend={wanted}"
         raise ConfigError("actor_rollout_ref.actor.strategy", strategy, problem, fix)
+    others = "fsdp_config" if chosen(cfg) else "megatron"
+    for side in ("actor", "ref"):
+        if others in cfg.actor_rollout_ref[side]:
+            recipe = cfg.choices.get("recipe")
+            of = f" (recipe={recipe})" if recipe else ""
+            problem = f"actor_rollout_ref.{side}.{others} is of another engine{of}"
+            fix = "leave backend out, or choose another recipe" if recipe else f"leave {others} out"
+            raise ConfigError("backend", cfg.choices.backend, problem, fix)
     reference = cfg.actor_rollout_ref.ref.strategy
     if reference != strategy:
         key = "actor_rollout_ref.ref.strategy"
         problem = f"the reference policy has the engine of the actor ({strategy}), whose settings it is given"
         raise ConfigError(key, reference, problem, "leave it out: it follows")
+    for name in (*_SPLITS, *_EXPERT_SPLITS) if chosen(cfg) else ():
+        # One process holds both, and Megatron's groups of ranks are the process's.
+        key = f"actor_rollout_ref.ref.megatron.{name}"
+        value, actors = OmegaConf.select(cfg, key), OmegaConf.select(cfg, _MEGATRON + name)
+        if value != actors:
+            raise ConfigError(key, value, f"the actor has {name}={actors}, and they share ranks", "leave it out")
 
 
 def check(cfg: DictConfig) -> None:

@@ -150,6 +150,8 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
         "kv_channels": numbers.get("head_dim") or numbers["hidden_size"] // heads,
         "gated_linear_unit": True,
         "add_bias_linear": False,
+        # verl's, of dense models, too: with variable sequence lengths Megatron refuses its own default.
+        "moe_token_dispatcher_type": "alltoall",
     }
     router = router_of(numbers)
     if router is not None:
@@ -157,7 +159,6 @@ def megatron_arguments(cfg: DictConfig, numbers: Mapping[str, Any]) -> tuple[Any
             "num_moe_experts": router.experts,
             "moe_router_topk": router.top_k,
             "moe_ffn_hidden_size": numbers.get("moe_intermediate_size") or numbers["intermediate_size"],
-            "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
         }
     names = (

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from recipes import one_source
 from recipes.errors import ConfigError
 
 _ACTOR = "actor_rollout_ref.actor."
@@ -48,17 +49,19 @@ _AT_LEAST_OR_NULL = {
     _ROLLOUT + "log_prob_micro_batch_size_per_gpu": 1,
     _ROLLOUT + "max_model_len": 1,
     _ROLLOUT + "max_num_batched_tokens": 1,
-    _ROLLOUT + "engine_kwargs.vllm.max_num_seqs": 1,
-    _ROLLOUT + "engine_kwargs.vllm.max_num_batched_tokens": 1,
 }
 _SHARES = {
     # whether 0 is one as well
     _ROLLOUT + "gpu_memory_utilization": False,
-    _ROLLOUT + "engine_kwargs.vllm.gpu_memory_utilization": False,
     _ACTOR + "optim.override_optimizer_config.optimizer_offload_fraction": True,
 }
 _DTYPES = (None, 16, "16", "fp16", "float16", 32, "32", "fp32", "float32", "bf16", "bfloat16")
 """verl's names of the number types of FSDP's weights."""
+_TRUNCATIONS = ("error", "left", "right", "middle")
+"""verl's, of prompts that are too long."""
+_KL_BASES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+_KL = (*_KL_BASES, *(f"{name}+" for name in _KL_BASES))
+"""verl's estimators of the KL loss; with +, with the gradient of k2."""
 _SWITCHES = (
     "algorithm.rollout_correction.bypass_mode",
     "actor_rollout_ref.rollout.calculate_log_probs",
@@ -84,17 +87,6 @@ _MAPPINGS = (
     "task",
     "trainer.v1.sampler.sampler_kwargs",
 )
-_OWN = {
-    # verl's setting: ours, from which it is computed
-    "actor_rollout_ref.rollout.n": "responses_per_prompt",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "prompts_per_step",
-    "trainer.n_gpus_per_node": "trainer_ranks",
-    "sat_verl.seed": "seed",
-    "sat_verl.keep_checkpoints": "checkpoint.keep",
-    "sat_verl.lag.schedule": "lag.schedule",
-    "sat_verl.lag.steps": "lag.steps",
-}
-_OWN_CPU = {"actor_rollout_ref.rollout.n_gpus_per_node": "rollout_replicas"}
 
 
 def _whole(value: Any) -> bool:
@@ -196,19 +188,12 @@ def betas(cfg: DictConfig) -> None:
 def batched_tokens(cfg: DictConfig) -> None:
     """vLLM wants room for a token of every sequence in a step."""
     rollout = cfg.actor_rollout_ref.rollout
-    if rollout.name != "vllm":
+    tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
+    # Without chunked prefill verl raises it to a whole sequence.
+    if rollout.name != "vllm" or not rollout.enable_chunked_prefill or tokens is None or tokens >= sequences:
         return
-    given = OmegaConf.select(cfg, _ROLLOUT + "engine_kwargs.vllm")
-    own = given if isinstance(given, DictConfig) else {}
-    in_own = own.get("max_num_batched_tokens") is not None
-    tokens = own.get("max_num_batched_tokens") or rollout.max_num_batched_tokens
-    sequences = own.get("max_num_seqs") or rollout.max_num_seqs
-    if tokens is None or tokens >= sequences:
-        return
-    if not in_own and not rollout.enable_chunked_prefill:
-        return  # verl raises it to a whole sequence
-    key = _ROLLOUT + ("engine_kwargs.vllm." if in_own else "") + "max_num_batched_tokens"
     problem = f"vLLM runs up to max_num_seqs={sequences} sequences, each of which takes a token of a step"
+    key = _ROLLOUT + "max_num_batched_tokens"
     raise ConfigError(key, tokens, problem, f"set {sequences} or more, or lower max_num_seqs")
 
 
@@ -220,6 +205,17 @@ def switch(cfg: DictConfig, key: str) -> bool:
     """
     _require(cfg, key, lambda value: isinstance(value, bool), "it must be true or false", f"set {key}=true")
     return OmegaConf.select(cfg, key)
+
+
+def names(cfg: DictConfig) -> None:
+    """Settings of verl that are one of a few words, which it looks at in the middle of a step."""
+    kinds = {"data.truncation": _TRUNCATIONS}
+    if cfg.actor_rollout_ref.actor.use_kl_loss is True:
+        kinds[_ACTOR + "kl_loss_type"] = _KL
+    for key, known in kinds.items():
+        _require(
+            cfg, key, lambda v, known=known: v in known, "verl knows no such name", f"choose one of {', '.join(known)}"
+        )
 
 
 def switches(cfg: DictConfig) -> None:
@@ -257,17 +253,10 @@ def positive(cfg: DictConfig) -> None:
     _require(cfg, "sat_verl.on_nonfinite", lambda v: v in good, problem, "set sat_verl.on_nonfinite=stop")
 
 
-def one_source(cfg: DictConfig) -> None:
-    """A setting of verl that follows from one of ours must not contradict it."""
-    for key, ours in {**_OWN, **(_OWN_CPU if cfg.backend.name == "cpu" else {})}.items():
-        value, expected = OmegaConf.select(cfg, key), OmegaConf.select(cfg, ours)
-        if value != expected:
-            raise ConfigError(key, value, f"it follows from {ours}={expected}", f"set {ours} instead")
-
-
 def check(cfg: DictConfig) -> None:
     """Raise :class:`ConfigError` for the first setting that is out of range."""
     for one in (
-        groups, benchmark, integers, shares, fsdp, betas, batched_tokens, switches, radii, positive, one_source
+        groups, benchmark, integers, shares, fsdp, betas, batched_tokens, names, switches, radii, positive,
+        one_source.check,
     ):  # fmt: skip
         one(cfg)

@@ -4,6 +4,6 @@ No problem of a contest is in this package: statements come from the optional pa
 is here are answer keys, which are facts, and fingerprints that recognise a statement.
 """
 
-from eval.benchmarks.load import NAMES, load
+from eval.benchmarks.load import NAMES, check_name, load
 
-__all__ = ["NAMES", "load"]
+__all__ = ["NAMES", "check_name", "load"]

@@ -106,6 +106,29 @@ def _refuse(name: str, what: str, **settings: Any) -> None:
             raise ConfigError(setting, value, f"{name} is {what}, it has no such setting", "leave it out")
 
 
+def check_name(name: str) -> None:
+    """A benchmark's name, a file's that is there, or one that the hub may have.
+
+    Raises:
+        ConfigError: none of these.
+    """
+    if name in NAMES or _is_hub_file(name):
+        return
+    if is_file_name(name):
+        if not Path(name).expanduser().is_file():
+            raise ConfigError(
+                "benchmark", name, "there is no such file", f"choose one of {', '.join(NAMES)}, or a file"
+            )
+        return
+    if not _HUB.fullmatch(name) or Path(name).exists():
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> ConfigError:
+    fix = f"choose one of {', '.join(NAMES)}, a file ({', '.join(SUFFIXES)}), or OWNER/NAME of the hub"
+    return ConfigError("benchmark", name, "there is no such benchmark", fix)
+
+
 def _origin(name: str, revision: str | None, split: str, source: str | None) -> sources.Source:
     """Of a benchmark without a name of its own."""
     if source is not None:
@@ -116,8 +139,7 @@ def _origin(name: str, revision: str | None, split: str, source: str | None) -> 
         return sources.from_file(Path(name).expanduser())
     if _HUB.fullmatch(name) and not Path(name).exists():
         return sources.from_hub(name, split, revision)
-    fix = f"choose one of {', '.join(NAMES)}, a file ({', '.join(SUFFIXES)}), or OWNER/NAME of the hub"
-    raise ConfigError("benchmark", name, "there is no such benchmark", fix)
+    raise _unknown(name)
 
 
 def _is_hub_file(name: str) -> bool:

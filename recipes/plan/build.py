@@ -89,8 +89,16 @@ class Plan:
         return _plain(out)
 
     def write(self, run_dir: Path) -> Path:
-        """Write ``plan.json`` into a run's folder, whole or not at all; returns its path."""
-        run_dir.mkdir(parents=True, exist_ok=True)
+        """Write ``plan.json`` into a run's folder, whole or not at all; returns its path.
+
+        Raises:
+            ConfigError: the folder cannot be made.
+        """
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"the folder cannot be made ({error.strerror})"
+            raise ConfigError("run_dir", run_dir, problem, "name a folder that you may write") from error
         target, partial = run_dir / PLAN_FILE, run_dir / (PLAN_FILE + ".partial")
         partial.write_text(json.dumps(self.as_json(), indent=2, allow_nan=False) + "\n")
         partial.replace(target)
