@@ -6,7 +6,7 @@ that is named and not used is the silent kind of wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -75,26 +75,28 @@ def check(cfg: DictConfig) -> None:
         value, expected = OmegaConf.select(cfg, key), OmegaConf.select(cfg, ours)
         if value != expected:
             raise ConfigError(key, value, f"it follows from {ours}={expected}", f"set {ours} instead")
+    given = {item.lstrip("+").partition("=")[0]: item.partition("=")[2] for item in cfg.get("overrides") or ()}
     for key, ours in _DATA.items():
-        value = OmegaConf.select(cfg, key)
-        if value is not None:
-            raise ConfigError(key, value, "it follows from the task, and would be overwritten", f"set {ours} instead")
-    _model(cfg)
+        if key in given:
+            problem = "it follows from the task, and would be overwritten"
+            raise ConfigError(key, given[key], problem, f"set {ours} instead")
+    _model(cfg, given)
     for group in _LEGACY:
         for key, value in _leaves(cfg.get(group), group):
             raise ConfigError(key, value, "verl's V1 trainer does not read it", f"set reward.{key} instead")
     _engine(cfg)
 
 
-def _model(cfg: DictConfig) -> None:
+def _model(cfg: DictConfig, given: Mapping[str, str]) -> None:
     """The policy's model is the one that is checked, planned and recorded."""
-    if OmegaConf.is_missing(cfg.model, "path"):
-        return  # which is said later
-    value = OmegaConf.select(cfg, _MODEL)
-    expected = OmegaConf.select(cfg, "model.path")
-    if value is not None and value != expected:
-        name = f"model.path={expected}" if expected is not None else f"model={cfg.model.name}"
-        raise ConfigError(_MODEL, value, f"it follows from {name}", f"set model={value} instead")
+    if cfg.model.name != "hf":
+        if _MODEL in given:
+            raise ConfigError(
+                _MODEL, given[_MODEL], f"it follows from model={cfg.model.name}", f"set model={given[_MODEL]}"
+            )
+    elif not OmegaConf.is_missing(cfg.model, "path") and OmegaConf.select(cfg, _MODEL) != cfg.model.path:
+        value = str(OmegaConf.select(cfg, _MODEL))
+        raise ConfigError(_MODEL, value, f"it follows from model.path={cfg.model.path}", f"set model={value} instead")
 
 
 def _engine(cfg: DictConfig) -> None:
@@ -102,21 +104,21 @@ def _engine(cfg: DictConfig) -> None:
     for engine, names in _ENGINE.items():
         options = given.get(engine) if isinstance(given, DictConfig) else None
         for name, value in options.items() if isinstance(options, DictConfig) else ():
-            key, name = f"{_ROLLOUT}engine_kwargs.{engine}.{name}", str(name)
+            key = f"{_ROLLOUT}engine_kwargs.{engine}.{name!s}"
             if value is None:
                 continue
             if engine != cfg.actor_rollout_ref.rollout.name:
                 problem = f"the rollout engine is {cfg.actor_rollout_ref.rollout.name}, which does not read it"
                 raise ConfigError(key, value, problem, "leave it out")
-            if name in names:
-                problem = f"it would win over {_ROLLOUT}{names[name]}, which the plan and the checks read"
-                raise ConfigError(key, value, problem, f"set {_ROLLOUT}{names[name]} instead")
+            if str(name) in names:
+                problem = f"it would win over {_ROLLOUT}{names[str(name)]}, which the plan and the checks read"
+                raise ConfigError(key, value, problem, f"set {_ROLLOUT}{names[str(name)]} instead")
 
 
 def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Settings below a group that are not null."""
     if isinstance(node, DictConfig):
         for name, child in node.items():
-            yield from _leaves(child, f"{prefix}.{name}")
+            yield from _leaves(child, f"{prefix}.{name!s}")
     elif node is not None:
         yield prefix, node

@@ -209,13 +209,11 @@ def switch(cfg: DictConfig, key: str) -> bool:
 
 def names(cfg: DictConfig) -> None:
     """Settings of verl that are one of a few words, which it looks at in the middle of a step."""
-    kinds = {"data.truncation": _TRUNCATIONS}
+    kinds: dict[str, tuple[str, ...]] = {"data.truncation": _TRUNCATIONS}
     if cfg.actor_rollout_ref.actor.use_kl_loss is True:
         kinds[_ACTOR + "kl_loss_type"] = _KL
     for key, known in kinds.items():
-        _require(
-            cfg, key, lambda v, known=known: v in known, "verl knows no such name", f"choose one of {', '.join(known)}"
-        )
+        _require(cfg, key, known.__contains__, "verl knows no such name", f"choose one of {', '.join(known)}")
 
 
 def switches(cfg: DictConfig) -> None:

@@ -14,7 +14,8 @@ from recipes.errors import ConfigError
 DENSE = "recipe=qwen2.5_1.5b_fsdp_vllm"
 EXPERTS = "recipe=qwen3_30b_a3b_megatron_vllm"
 ROLLOUT = "actor_rollout_ref.rollout."
-REF = "actor_rollout_ref.ref."
+TENSOR = "actor_rollout_ref.ref.megatron.tensor_model_parallel_size"
+EXPERT = "actor_rollout_ref.ref.megatron.expert_model_parallel_size"
 
 
 def refused(*words):
@@ -34,8 +35,8 @@ def refused(*words):
         (["custom_reward_function.path=/mine.py"], "custom_reward_function.path", "reward.custom_reward_function.path"),
         ([DENSE, "reward_model.enable=true"], "reward_model.enable", "reward.reward_model.enable"),
         ([DENSE, "reward_model.rollout.name=vllm"], "reward_model.rollout.name", "reward.reward_model.rollout.name"),
-        ([EXPERTS, REF + "megatron.tensor_model_parallel_size=2"], REF + "megatron.tensor_model_parallel_size", "leave"),
-        ([EXPERTS, REF + "megatron.expert_model_parallel_size=2"], REF + "megatron.expert_model_parallel_size", "leave"),
+        ([EXPERTS, f"{TENSOR}=2"], TENSOR, "leave it out"),
+        ([EXPERTS, f"{EXPERT}=2"], EXPERT, "leave it out"),
         ([EXPERTS, "backend=cuda"], "backend", "choose another recipe"),
         (["recipe=qwen3_4b_fsdp_vllm", "backend=cuda_megatron"], "backend", "choose another recipe"),
         ([DENSE, "+trainer_rank=8"], "trainer_rank", "set trainer_ranks without +"),
@@ -77,7 +78,7 @@ def test_what_follows_or_is_nobody_elses_passes():
     for words in (
         [DENSE, "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct"],
         [EXPERTS, f"+{ROLLOUT}engine_kwargs.vllm.kv_cache_dtype=fp8"],
-        [EXPERTS, REF + "megatron.tensor_model_parallel_size=4"],
+        [EXPERTS, f"{TENSOR}=4"],
         [DENSE, "+trainer.my_own=1"],
         [DENSE, "actor_rollout_ref.actor.kl_loss_type=k3+"],
     ):
