@@ -84,7 +84,7 @@ def check(cfg: DictConfig) -> None:
     for group in _LEGACY:
         for key, value in _leaves(cfg.get(group), group):
             raise ConfigError(key, value, "verl's V1 trainer does not read it", f"set reward.{key} instead")
-    _engine(cfg)
+    _engine(cfg, given)
 
 
 def _model(cfg: DictConfig, given: Mapping[str, str]) -> None:
@@ -99,15 +99,17 @@ def _model(cfg: DictConfig, given: Mapping[str, str]) -> None:
         raise ConfigError(_MODEL, value, f"it follows from model.path={cfg.model.path}", f"set model={value} instead")
 
 
-def _engine(cfg: DictConfig) -> None:
-    given = OmegaConf.select(cfg, _ROLLOUT + "engine_kwargs")
+def _engine(cfg: DictConfig, given: Mapping[str, str]) -> None:
+    groups = OmegaConf.select(cfg, _ROLLOUT + "engine_kwargs")
     for engine, names in _ENGINE.items():
-        options = given.get(engine) if isinstance(given, DictConfig) else None
+        options = groups.get(engine) if isinstance(groups, DictConfig) else None
         for name, value in options.items() if isinstance(options, DictConfig) else ():
             key = f"{_ROLLOUT}engine_kwargs.{engine}.{name!s}"
             if value is None:
                 continue
             if engine != cfg.actor_rollout_ref.rollout.name:
+                if key not in given:
+                    continue  # a preset's, of the engine that it has by default
                 problem = f"the rollout engine is {cfg.actor_rollout_ref.rollout.name}, which does not read it"
                 raise ConfigError(key, value, problem, "leave it out")
             if str(name) in names:

@@ -312,7 +312,8 @@ def test_a_rank_of_megatron_holds_what_the_plan_says():
 
 def test_megatron_adds_6_and_12_by_the_data_parallel_ranks():
     """Megatron Core's table for bfloat16 weights with float32 gradients: 6 + 12 / d bytes a parameter."""
-    cfg = derived("recipe=qwen3_4b_fsdp_vllm", "backend=cuda_megatron", "actor_rollout_ref.rollout.name=vllm")
+    words = ["recipe=qwen3_4b_fsdp_vllm", "backend=cuda_megatron", "~actor_rollout_ref.ref.fsdp_config"]
+    cfg = derived(*words, "actor_rollout_ref.rollout.name=vllm")
     model, trainer = small(), trainer_of(cfg)
     assert (trainer.data, trainer.shards) == (4, 4)
     assert total(state_rows(model, trainer)).low == pytest.approx((6 + 12 / 4) * model.parameters.total)
