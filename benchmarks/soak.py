@@ -26,7 +26,6 @@ from recipes.compose import compose
 from recipes.resume import begin_or_go_on
 from sat_verl.records import LAG_FILE, METRICS_FILE, SAMPLES_FILE, read_rows
 
-ROOT = Path(__file__).resolve().parent.parent
 TARGETS: dict[str, tuple[str | None, signal.Signals]] = {
     # what is killed: the title of its process (None: the command itself), and with which signal
     "command, ctrl-C": (None, signal.SIGINT),
@@ -47,7 +46,9 @@ def start(arguments: list[str], log: Path) -> subprocess.Popen:
         command = [sys.executable, "-m", "recipes.train", *arguments]
         # A shell starts what it runs in the background with SIGINT ignored; ctrl-C is to be heard.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=provenance.ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def find(run: subprocess.Popen, title: str) -> psutil.Process | None:

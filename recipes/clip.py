@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipes import schedule
+from recipes import resume, schedule
 from recipes.errors import ConfigError
 from recipes.values import is_number
 
@@ -42,7 +42,7 @@ def _radii(cfg: DictConfig) -> None:
     given = {name: OmegaConf.select(cfg, name) for name in ("clip_ratio", *_SIDES)}
     given = {name: value for name, value in given.items() if value is not None}
     loss = OmegaConf.select(cfg, _ACTOR + "policy_loss.loss_mode")
-    by_hand = {str(one).lstrip("+").partition("=")[0] for one in cfg.get("overrides") or ()}
+    by_hand = resume.given(cfg)
     for name, value in given.items():
         if not (is_number(value) and value > 0):
             raise ConfigError(name, value, "it must be a positive number, or null", f"set {name}=0.2, say")

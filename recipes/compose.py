@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -120,13 +121,19 @@ def _read_by_nothing(overrides: Sequence[str]) -> None:
     added = [item.lstrip("+").partition("=") for item in overrides if item.startswith("+") and "@" not in item]
     if not added:
         return
-    with initialize_config_module(TRAIN.module, version_base=None):
-        known = _keys(OmegaConf.to_container(hydra_compose(TRAIN.name)))
+    known = _plain_keys()
     for key, _, value in added:
         if key.partition(".")[0] not in (*known, *GROUPS):
             close = _closest(key, known)
             fix = f"set {' or '.join(close)} without +, or leave it out" if close else "leave it out"
             raise ConfigError(key, value, "nothing reads it", fix)
+
+
+@functools.cache
+def _plain_keys() -> list[str]:
+    """All settings of a run without overrides."""
+    with initialize_config_module(TRAIN.module, version_base=None):
+        return _keys(OmegaConf.to_container(hydra_compose(TRAIN.name)))
 
 
 def compose_from(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
@@ -178,14 +185,10 @@ def explain(error: Exception, overrides: Sequence[str], source: Source = TRAIN) 
     """A :class:`ConfigError` for what Hydra or OmegaConf said of ``overrides`` (while Hydra is initialised)."""
     text = str(error)
     if isinstance(error, MissingConfigException):
-        match = re.search(r"Could not find '(\w+)/([^']+)'", text)
-        empty = re.search(r"Could not find '(\w+)/'", text)
-        if empty and empty[1] in source.groups:
-            names = ", ".join(source.choices(empty[1]))
-            return ConfigError(empty[1], "", "it names no preset", f"choose one of {names}")
+        match = re.search(r"Could not find '(\w+)/([^']*)'", text)
         if match and match[1] in source.groups:
-            names = ", ".join(source.choices(match[1]))
-            return ConfigError(match[1], match[2], "there is no such preset", f"choose one of {names}")
+            problem = "there is no such preset" if match[2] else "it names no preset"
+            return ConfigError(match[1], match[2], problem, f"choose one of {', '.join(source.choices(match[1]))}")
     match = re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text)
     if match is None:
         match = re.search(r"Key '([^']+)' (?:is not in struct|not in)", text)

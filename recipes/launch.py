@@ -145,7 +145,7 @@ def training_process(
         command,
         stdin=subprocess.PIPE,
         env=env,
-        cwd=Path(__file__).resolve().parent.parent,
+        cwd=provenance.ROOT,
         start_new_session=True,
         pass_fds=inherit,
     )

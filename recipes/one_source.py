@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipes import resume
 from recipes.errors import ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -33,36 +34,28 @@ _DATA = {
 }
 _LEGACY = ("custom_reward_function", "reward_model", "sandbox_fusion")
 """Groups that older versions of verl read, and that its V1 trainer does not; all null."""
+_BOTH = {name: name for name in ("dtype", "quantization", "load_format")}
 _ENGINE = {
     # verl lets the engine's own argument win over its setting, from which plan, checks and records are made
     "vllm": {
-        "gpu_memory_utilization": "gpu_memory_utilization",
-        "max_num_seqs": "max_num_seqs",
-        "max_num_batched_tokens": "max_num_batched_tokens",
-        "max_model_len": "max_model_len",
-        "enable_chunked_prefill": "enable_chunked_prefill",
-        "enable_prefix_caching": "enable_prefix_caching",
-        "enforce_eager": "enforce_eager",
+        **{name: name for name in (
+            "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+            "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager", "data_parallel_size", "seed",
+        )},
+        **_BOTH,
         "tensor_parallel_size": "tensor_model_parallel_size",
         "pipeline_parallel_size": "pipeline_model_parallel_size",
-        "data_parallel_size": "data_parallel_size",
-        "dtype": "dtype",
-        "quantization": "quantization",
-        "load_format": "load_format",
-        "seed": "seed",
     },
     "sglang": {
+        **_BOTH,
         "mem_fraction_static": "gpu_memory_utilization",
         "max_running_requests": "max_num_seqs",
         "disable_cuda_graph": "enforce_eager",
         "tp_size": "tensor_model_parallel_size",
         "dp_size": "data_parallel_size",
         "ep_size": "expert_parallel_size",
-        "dtype": "dtype",
-        "quantization": "quantization",
-        "load_format": "load_format",
     },
-}
+}  # fmt: skip
 
 
 def check(cfg: DictConfig) -> None:
@@ -75,7 +68,7 @@ def check(cfg: DictConfig) -> None:
         value, expected = OmegaConf.select(cfg, key), OmegaConf.select(cfg, ours)
         if value != expected:
             raise ConfigError(key, value, f"it follows from {ours}={expected}", f"set {ours} instead")
-    given = {item.lstrip("+").partition("=")[0]: item.partition("=")[2] for item in cfg.get("overrides") or ()}
+    given = resume.given(cfg)
     for key, ours in _DATA.items():
         if key in given:
             problem = "it follows from the task, and would be overwritten"

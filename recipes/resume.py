@@ -57,6 +57,11 @@ def value_of(arguments: Sequence[str]) -> str | None:
     return values[-1]
 
 
+def given(cfg: DictConfig) -> dict[str, str]:
+    """Names and values of the settings that the user gave on the command line of a composed config."""
+    return dict(map(_split, map(str, cfg.get("overrides") or ())))
+
+
 def _split(argument: str) -> tuple[str, str]:
     """Name and value of an override, without Hydra's prefixes and quotes."""
     key, _, value = argument.partition("=")

@@ -34,8 +34,8 @@ def p_text(p: float | None) -> str:
     """A p-value to two digits, or as many as show on which side of the level it is; a dash where there is none."""
     if p is None or p < 0.001:
         return "–" if p is None else "<0.001"
-    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
-    return next((text for text in texts if (float(text) < ALPHA) == (p < ALPHA)), f"{p:.2g}")
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))  # with 17 digits it is p itself
+    return next(text for text in texts if (float(text) < ALPHA) == (p < ALPHA))
 
 
 def p_words(p: float | None) -> str:

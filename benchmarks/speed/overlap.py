@@ -41,11 +41,11 @@ def main(words: Sequence[str]) -> int:
     overrides = [f"steps={settings['steps']}", *(f"{name}={value}" for name, value in more.items())]
     size = more.get("model")
     model = [f"model={dense_model(folder / 'models' / size, *SHAPES[size])}"] if size in SHAPES else []
+    of_run = [*(word for word in overrides if not model or word != f"model={size}"), *model]
     for lag in str(settings["lags"]).split(","):
         trainer, schedule = (SYNC, "0") if lag == "sync" else (training.OURS, lag)
         run_dir = folder / f"lag-{lag}"
-        of_run = [word for word in overrides if not model or word != f"model={size}"]
-        marks = training.trained(trainer, [*of_run, *model, f"lag={schedule}"], run_dir)
+        marks = training.trained(trainer, [*of_run, f"lag={schedule}"], run_dir)
         rows.append({"lag": lag} | measured(marks, run_dir, lag == "sync"))
         result.save(out, ["overlap", *words], {"rows": rows, "overrides": overrides})  # so far
         print(f"lag {lag}: {rows[-1]['responses_per_s']['median']:.1f} responses/s", flush=True)

@@ -22,8 +22,8 @@ from rich.console import Console
 from recipes import driver, launch, report
 from recipes.compose import compose, expand_short_forms
 from recipes.lock import locked
+from recipes.provenance import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TASK_FILE, RESULT_FILE = "measure.json", "measured.json"
 
 

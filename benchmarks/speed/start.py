@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import result_file
-from benchmarks.speed import result, stack
+from benchmarks.speed import result
 from benchmarks.speed.timing import spread
 from recipes.launch import RunFailedError
+from recipes.provenance import ROOT
 from recipes.tasks.cli import parse_settings
 from sat_verl.records import METRICS_FILE, PHASES_FILE, read_rows
 
@@ -58,7 +59,7 @@ def started(overrides: Sequence[str], run_dir: Path) -> dict[str, float]:
     shutil.rmtree(run_dir, ignore_errors=True)
     begin = time.time()
     words = [sys.executable, "-m", "recipes.train", f"run_dir={run_dir}", *overrides]
-    done = subprocess.run(words, cwd=stack.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailedError(done.stdout[-3000:] + done.stderr[-3000:])
     phases = read_rows(run_dir / PHASES_FILE)

@@ -112,34 +112,34 @@ def check_name(name: str) -> None:
     Raises:
         ConfigError: none of these.
     """
-    if name in NAMES or _is_hub_file(name):
-        return
-    if is_file_name(name):
-        if not Path(name).expanduser().is_file():
-            raise ConfigError(
-                "benchmark", name, "there is no such file", f"choose one of {', '.join(NAMES)}, or a file"
-            )
-        return
-    if not _HUB.fullmatch(name) or Path(name).exists():
-        raise _unknown(name)
+    if name not in NAMES and _names_a_file(name) and not Path(name).expanduser().is_file():
+        fix = f"choose one of {', '.join(NAMES)}, or a file"
+        raise ConfigError("benchmark", name, "there is no such file", fix)
 
 
-def _unknown(name: str) -> ConfigError:
+def _names_a_file(name: str) -> bool:
+    """Whether what is no benchmark's name is a file's, here or not; else it is a data set's of the hub.
+
+    Raises:
+        ConfigError: it can be neither.
+    """
+    if is_file_name(name) and not _is_hub_file(name):
+        return True
+    if _HUB.fullmatch(name) and not Path(name).exists():
+        return False
     fix = f"choose one of {', '.join(NAMES)}, a file ({', '.join(SUFFIXES)}), or OWNER/NAME of the hub"
-    return ConfigError("benchmark", name, "there is no such benchmark", fix)
+    raise ConfigError("benchmark", name, "there is no such benchmark", fix)
 
 
 def _origin(name: str, revision: str | None, split: str, source: str | None) -> sources.Source:
     """Of a benchmark without a name of its own."""
     if source is not None:
         raise ConfigError("source", source, f"{name} names its source already", "leave it out")
-    if is_file_name(name) and not _is_hub_file(name):
-        if revision is not None:
-            raise ConfigError("revision", revision, "a file has none", "leave it out")
-        return sources.from_file(Path(name).expanduser())
-    if _HUB.fullmatch(name) and not Path(name).exists():
+    if not _names_a_file(name):
         return sources.from_hub(name, split, revision)
-    raise _unknown(name)
+    if revision is not None:
+        raise ConfigError("revision", revision, "a file has none", "leave it out")
+    return sources.from_file(Path(name).expanduser())
 
 
 def _is_hub_file(name: str) -> bool:
